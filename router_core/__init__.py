@@ -1,1 +1,75 @@
-"""A passthrough router between RL rollouts and inference workers, built of hooks and plugins."""
+"""A passthrough router between RL rollouts and inference workers, built of hooks and plugins.
+
+These are the public names: a plugin imports from here and from nowhere below.
+"""
+
+from router_core.control import ControlAnswer, ControlClient
+from router_core.errors import (
+    ClientLeft,
+    ConfigError,
+    MalformedBody,
+    NoWorker,
+    PluginError,
+    Reject,
+    RouterError,
+    WorkerFault,
+    WorkerLost,
+    WorkerProtocolError,
+    WorkerUnreachable,
+)
+from router_core.headers import Headers
+from router_core.hookspecs import API_VERSION, CallNext, hookimpl
+from router_core.router import Router
+from router_core.settings import PluginSettings, per_exchange
+from router_core.sse import EventSplitter, event_data
+from router_core.types import (
+    Answer,
+    Attempt,
+    Exchange,
+    Identity,
+    Outcome,
+    OutcomeKind,
+    Request,
+    Scores,
+    Session,
+    StateKey,
+    Worker,
+    WorkerState,
+)
+
+__all__ = [
+    "API_VERSION",
+    "Answer",
+    "Attempt",
+    "CallNext",
+    "ClientLeft",
+    "ConfigError",
+    "ControlAnswer",
+    "ControlClient",
+    "EventSplitter",
+    "Exchange",
+    "Headers",
+    "Identity",
+    "MalformedBody",
+    "NoWorker",
+    "Outcome",
+    "OutcomeKind",
+    "PluginError",
+    "PluginSettings",
+    "Reject",
+    "Request",
+    "Router",
+    "RouterError",
+    "Scores",
+    "Session",
+    "StateKey",
+    "Worker",
+    "WorkerFault",
+    "WorkerLost",
+    "WorkerProtocolError",
+    "WorkerState",
+    "WorkerUnreachable",
+    "event_data",
+    "hookimpl",
+    "per_exchange",
+]

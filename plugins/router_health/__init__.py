@@ -1,0 +1,1 @@
+"""Takes failing workers out and brings them back."""

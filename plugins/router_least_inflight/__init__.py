@@ -1,0 +1,1 @@
+"""Balances by the number of requests in flight."""

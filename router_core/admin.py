@@ -1,0 +1,321 @@
+"""The router's own routes: workers in both dialects, sessions, and whether it lives."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from router_core.errors import Reject
+from router_core.outside import OutsideHooks
+from router_core.plans import Plans
+from router_core.sessions import CORE_KEYS, SessionTable
+from router_core.settings import RouterSettings
+from router_core.tasks import Tasks
+from router_core.types import Session, Worker
+from router_core.workers import WorkerTable
+
+MAX_ADMIN_BODY_BYTES = 16 << 20
+CLAIMED = ("add_worker", "remove_worker", "list_workers", "workers", "sessions", "health", "liveness", "readiness", "plugins")
+"""First path segments that the core takes."""
+
+
+async def read_json(request: Request) -> Any:
+    """The body of a call to one of our own routes; None where it is empty. Raises Reject (400, 413) with the reason."""
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size > MAX_ADMIN_BODY_BYTES:
+                raise Reject(413, "body_too_large", f"the body is longer than {MAX_ADMIN_BODY_BYTES} bytes")
+    except ClientDisconnect:
+        raise Reject(400, "malformed_body", "the body is not whole") from None
+    body = b"".join(parts)
+    if not body.strip():
+        return None
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise Reject(400, "malformed_body", f"the body is not JSON: {error}") from None
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The same, but an object; an empty body is an empty object."""
+    body = await read_json(request)
+    if body is None:
+        return {}
+    if not isinstance(body, dict):
+        raise Reject(400, "malformed_body", f"the body must be a JSON object, not {type(body).__name__}")
+    return body
+
+
+class WorkerRoutes:
+    """``/add_worker`` and its kin, and the ``/workers`` family."""
+
+    def __init__(self, workers: WorkerTable, tasks: Tasks, settings: RouterSettings) -> None:
+        self._workers = workers
+        self._tasks = tasks
+        self._settings = settings
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route("/add_worker", self.add_worker, methods=["POST"]),
+            Route("/remove_worker", self.remove_worker, methods=["POST"]),
+            Route("/list_workers", self.list_workers, methods=["GET"]),
+            Route("/workers", self.list, methods=["GET"]),
+            Route("/workers", self.create, methods=["POST"]),
+            Route("/workers", self.replace, methods=["PUT"]),
+            Route("/workers/{name:path}", self.show, methods=["GET"]),
+            Route("/workers/{name:path}", self.change, methods=["PATCH"]),
+            Route("/workers/{name:path}", self.delete, methods=["DELETE"]),
+        ]
+
+    # ---------------------------------------------------------------------------------------------- SGLang's dialect
+    async def add_worker(self, request: Request) -> Response:
+        self._workers.add(await self._url_of(request))
+        loads = {worker.url: worker.inflight for worker in self._workers}
+        return JSONResponse({"status": "success", "worker_urls": loads})
+
+    async def remove_worker(self, request: Request) -> Response:
+        self._workers.remove(self._require(await self._url_of(request)))
+        return JSONResponse({"status": "success"})
+
+    async def list_workers(self, request: Request) -> Response:
+        return JSONResponse({"urls": [worker.url for worker in self._workers]})
+
+    @staticmethod
+    async def _url_of(request: Request) -> str:
+        url: Any = request.query_params.get("url") or request.query_params.get("worker_url")
+        if url is None:
+            body = await read_object(request)
+            url = body.get("url") or body.get("worker_url")
+        if not url or not isinstance(url, str):
+            raise Reject(400, "missing_url", "give the worker's URL as ?url= or in a JSON body", "url")
+        return url
+
+    # ------------------------------------------------------------------------------------------------ the /workers family
+    async def list(self, request: Request) -> Response:
+        workers = [describe_worker(worker) for worker in self._workers]
+        return JSONResponse({"workers": workers, "total": len(workers)})
+
+    async def create(self, request: Request) -> Response:
+        worker = self._register(await read_object(request))
+        location = f"/workers/{worker.id}"
+        told = {"status": "accepted", "worker_id": worker.id, "url": worker.url, "location": location}
+        return JSONResponse(told, 202, {"location": location})
+
+    async def replace(self, request: Request) -> Response:
+        body = await read_json(request)
+        if isinstance(body, dict):
+            body = body.get("workers")
+        if not isinstance(body, list):
+            raise Reject(400, "malformed_body", "the body must be a list of workers: URLs or objects with a url", "workers")
+        wanted = [_checked_fields({"url": item} if isinstance(item, str) else item) for item in body]
+        before = {worker: worker.is_ready for worker in self._workers}
+        kept: list[Worker] = []
+        added: list[str] = []
+        for fields in wanted:
+            known = self._workers.get(fields["url"])
+            if known is not None and before.get(known):
+                self._workers.update(known, **{k: v for k, v in fields.items() if k != "url"})
+                kept.append(known)
+            else:
+                worker = self._workers.add(**fields)
+                kept.append(worker)
+                added.append(worker.url)
+        leaving = [worker for worker in before if worker not in kept]
+        for worker in leaving:
+            self._drain_beside(worker)
+        return JSONResponse(
+            {
+                "added": added,
+                "kept": [worker.url for worker in kept if worker.url not in added],
+                "drained": [worker.url for worker in leaving],
+            }
+        )
+
+    async def show(self, request: Request) -> Response:
+        return JSONResponse(describe_worker(self._require(_name(request))))
+
+    async def change(self, request: Request) -> Response:
+        worker = self._require(_name(request))
+        fields = _checked_fields({"url": worker.url, **await read_object(request)})
+        del fields["url"]
+        self._workers.update(worker, **fields)
+        return JSONResponse(describe_worker(worker))
+
+    async def delete(self, request: Request) -> Response:
+        worker = self._require(_name(request))
+        if _flag(request, "wait", default=False):
+            finished = await self._workers.drain(worker, self._settings.drain_timeout_s)
+            return JSONResponse({"status": "removed", "worker_id": worker.id, "url": worker.url, "drained": finished})
+        self._drain_beside(worker)
+        return JSONResponse({"status": "accepted", "worker_id": worker.id, "url": worker.url}, 202)
+
+    def _drain_beside(self, worker: Worker) -> None:
+        self._workers.start_drain(worker)
+        if worker.inflight == 0:
+            self._workers.remove(worker)
+        else:
+            work = self._workers.drain(worker, self._settings.drain_timeout_s)
+            self._tasks.spawn(work, name=f"drain {worker.url}")
+
+    def _register(self, body: Mapping[str, Any]) -> Worker:
+        return self._workers.add(**_checked_fields(body))
+
+    def _require(self, name: str) -> Worker:
+        worker = self._workers.get(name)
+        if worker is None:
+            raise Reject(404, "unknown_worker", f"there is no worker {name!r}", "url")
+        return worker
+
+
+def describe_worker(worker: Worker) -> dict[str, Any]:
+    """A worker as the routes show it."""
+    return {
+        "id": worker.id,
+        "url": worker.url,
+        "worker_type": worker.worker_type,
+        "is_healthy": worker.is_ready,
+        "status": str(worker.state),
+        "reason": worker.reason,
+        "load": worker.inflight,
+        "weight_version": worker.weight_version,
+        "priority": worker.priority,
+        "labels": worker.labels,
+        "dp_rank": worker.dp_rank,
+        "generation": worker.generation,
+    }
+
+
+def _name(request: Request) -> str:
+    """What follows ``/workers/``, unquoted once (the path came percent-encoded)."""
+    return str(request.path_params["name"])
+
+
+def _checked_fields(body: object) -> dict[str, Any]:
+    """The fields of a worker that the router keeps. Raises Reject (400) naming the wrong one; unknown ones pass."""
+    if not isinstance(body, Mapping):
+        raise Reject(400, "malformed_body", f"a worker is an object with a url, not {body!r}", "workers")
+    fields: dict[str, Any] = {}
+    url = body.get("url") or body.get("worker_url")
+    if not isinstance(url, str) or not url:
+        raise Reject(400, "missing_url", "a worker needs its URL: {\"url\": \"http://host:port\"}", "url")
+    fields["url"] = url
+    for name in ("worker_type", "api_key"):
+        if (value := body.get(name)) is not None:
+            if not isinstance(value, str) or not re.match(r"^[\x21-\x7e]{1,4096}$", value):
+                raise Reject(400, "bad_value", f"{name} must be a text of printable ASCII", name)
+            fields[name] = value
+    if (version := body.get("weight_version")) is not None:
+        if isinstance(version, bool) or not isinstance(version, int | str) or not str(version).isprintable():
+            raise Reject(400, "bad_value", "weight_version must be a text", "weight_version")
+        fields["weight_version"] = str(version)
+    if (priority := body.get("priority")) is not None:
+        if isinstance(priority, bool) or not isinstance(priority, int | float):
+            raise Reject(400, "bad_value", "priority must be a number", "priority")
+        fields["priority"] = float(priority)
+    if (labels := body.get("labels")) is not None:
+        if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+            raise Reject(400, "bad_value", "labels must be an object of texts", "labels")
+        fields["labels"] = labels
+    return fields
+
+
+def _flag(request: Request, name: str, *, default: bool) -> bool:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise Reject(400, "bad_value", f"?{name}= must be true or false, not {text!r}", name)
+    return text.lower() in ("true", "1")
+
+
+class SessionRoutes:
+    """``/sessions``: opening, looking at and closing; turns are the proxy's."""
+
+    def __init__(
+        self, sessions: SessionTable, plans: Plans, outside: OutsideHooks, settings: RouterSettings
+    ) -> None:
+        self._sessions = sessions
+        self._plans = plans
+        self._outside = outside
+        self._settings = settings
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route("/sessions", self.open, methods=["POST"]),
+            Route("/sessions", self.list, methods=["GET"]),
+            Route("/sessions/{session_id}", self.show, methods=["GET"]),
+            Route("/sessions/{session_id}", self.close, methods=["DELETE"]),
+        ]
+
+    async def open(self, request: Request) -> Response:
+        body = await read_object(request)
+        session = self._sessions.prepare(body)
+        if session.profile is not None:
+            self._plans.check_profile(session.profile, "profile")
+        plan = self._plans.of(session.profile, None)
+        try:
+            taken = await plan.session_opened(session, body)
+            for key in body:
+                if key not in CORE_KEYS and key not in taken:
+                    raise Reject(400, "unknown_key", f"neither the router nor a plugin takes {key!r}", key)
+            self._sessions.open(session)
+        except BaseException:
+            self._outside.session_closed(session, "refused")
+            raise
+        base_url = f"{request.url.scheme}://{request.headers.get('host', '')}/sessions/{session.id}/v1"
+        return JSONResponse({"session_id": session.id, "base_url": base_url})
+
+    async def list(self, request: Request) -> Response:
+        told = [_brief(session) for session in self._sessions]
+        return JSONResponse({"sessions": told, "total": len(told)})
+
+    async def show(self, request: Request) -> Response:
+        session = self._sessions.require(request.path_params["session_id"])
+        plan = self._plans.of(session.profile, None)
+        return JSONResponse({**plan.describe_session(session), **_brief(session)})
+
+    async def close(self, request: Request) -> Response:
+        session = self._sessions.require(request.path_params["session_id"])
+        waits = _flag(request, "wait", default=True)
+        cut = await self._sessions.close(session, timeout_s=self._settings.session_close_timeout_s if waits else 0.0)
+        return Response(status_code=204, headers={"x-router-cancelled-turns": str(cut)} if cut else None)
+
+
+def _brief(session: Session) -> dict[str, Any]:
+    return {
+        "session_id": session.id,
+        "profile": session.profile,
+        "inflight": session.inflight,
+        "closing": session.closing,
+    }
+
+
+class HealthRoutes:
+    """Whether the process lives, and whether a request would find a worker."""
+
+    def __init__(self, workers: WorkerTable) -> None:
+        self._workers = workers
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route("/health", self.liveness, methods=["GET"]),
+            Route("/liveness", self.liveness, methods=["GET"]),
+            Route("/readiness", self.readiness, methods=["GET"]),
+        ]
+
+    async def liveness(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "workers": len(self._workers), "ready": len(self._workers.ready())})
+
+    async def readiness(self, request: Request) -> Response:
+        if not self._workers.ready():
+            raise Reject(503, "no_worker", "no worker is ready", retry_after_s=1)
+        return JSONResponse({"status": "ready", "ready": len(self._workers.ready())})

@@ -1,0 +1,113 @@
+"""The ASGI face: sends a request to the router's own routes or on to a worker, and guards what leaves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes
+
+from router_core.proxy import BROKEN, Broken, Proxy
+
+log = logging.getLogger("router_core")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class ASGIApp(Protocol):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class Front:
+    """The innermost app. ``claimed`` are first path segments that belong to ``routes``; all else is proxied.
+
+    Below ``/sessions/{id}/`` only ``session_nouns`` belong to routes; the rest are turns of that session.
+    """
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        routes: ASGIApp,
+        *,
+        claimed: Collection[bytes],
+        session_nouns: Collection[bytes],
+        start: Callable[[], Awaitable[None]],
+        stop: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._proxy = proxy
+        self._routes = routes
+        self._claimed = frozenset(claimed)
+        self._session_nouns = frozenset(session_nouns)
+        self._start = start
+        self._stop = stop
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw: bytes = scope["raw_path"]
+        parts = raw.split(b"/", 3)
+        first = unquote_to_bytes(parts[1]) if len(parts) > 1 else b""
+        if first not in self._claimed:
+            await self._proxy(scope, receive, send)
+        elif first == b"sessions" and len(parts) == 4 and parts[3].split(b"/", 1)[0] not in self._session_nouns:
+            session_id = unquote_to_bytes(parts[2]).decode("utf-8", "replace")
+            rest = b"/" + parts[3]
+            if rest.startswith(b"/v1/v1/"):
+                rest = rest[3:]  # harnesses disagree whether a base URL ends in /v1; ours does
+            await self._proxy(scope, receive, send, path=rest, session_id=session_id)
+        else:
+            await self._routes(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self._start()
+                except Exception as error:
+                    log.error("the router did not start: %s", error, exc_info=error)
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    raise
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await self._stop()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+
+class Guard:
+    """The outermost app, around every middleware.
+
+    A middleware may turn a broken answer into a clean end (Starlette's BaseHTTPMiddleware does). Once an exchange is
+    marked broken, the final message is dropped; the server then closes the connection, and the client knows.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        broken = Broken()
+        scope[BROKEN] = broken
+
+        async def guarded(message: MutableMapping[str, Any]) -> None:
+            is_end = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if not (broken.is_broken and is_end):
+                await send(message)
+
+        try:
+            await self._app(scope, receive, guarded)
+        except Exception as error:
+            if not broken.is_broken:
+                raise
+            log.debug("a middleware raised over a broken answer: %r", error)

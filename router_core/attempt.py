@@ -1,0 +1,114 @@
+"""One attempt: a worker is chosen and counted, the request goes out, the answer is handed on as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router_core.clock import Clock
+from router_core.failures import outcome_of
+from router_core.headers import Headers
+from router_core.plan import Plan
+from router_core.selection import select_worker
+from router_core.types import Answer, Attempt, Exchange, Outcome, OutcomeKind
+from router_core.upstream import Incoming, Outgoing, Upstream
+from router_core.workers import WorkerTable
+
+
+class Attempts:
+    """Makes attempts and ends each exactly once, whatever becomes of its answer."""
+
+    def __init__(self, workers: WorkerTable, upstream: Upstream, clock: Clock) -> None:
+        self._workers = workers
+        self._upstream = upstream
+        self._clock = clock
+
+    async def make(self, exchange: Exchange, plan: Plan) -> Answer:
+        """Raises NoWorker, WorkerFault, what the hooks raise, and what the exchange was interrupted with."""
+        if exchange.interruption is not None:
+            raise exchange.interruption
+        worker = select_worker(exchange, plan, self._workers)
+        attempt = Attempt(worker, exchange.request.fork(), self._clock.now())
+        self._workers.count(attempt)
+        exchange.attempts.append(attempt)
+        try:
+            await plan.attempt_start(exchange, attempt)
+            incoming = await self._upstream.send(await _outgoing(attempt), _sent(attempt))
+        except BaseException as error:
+            self.end(attempt, outcome_of(error), error)
+            raise
+        attempt.status = incoming.status
+        attempt.first_byte_at = worker.last_byte_at = self._clock.now()
+        attempt.on_end(incoming.close)
+        return Answer(incoming.status, Headers(incoming.headers), chunks=_Relay(self, attempt, incoming))
+
+    def end(self, attempt: Attempt, outcome: Outcome, error: BaseException | None = None) -> None:
+        """Releases the worker's inflight count and connection; only the first call counts."""
+        if attempt.outcome is not None:
+            return
+        attempt.outcome, attempt.error = outcome, error
+        attempt.ended_at = self._clock.now()
+        self._workers.release(attempt)
+        attempt.close()
+
+    def touch(self, attempt: Attempt) -> None:
+        """A byte came from the worker."""
+        attempt.worker.last_byte_at = self._clock.now()
+
+
+class _Relay:
+    """The chunks of a worker's answer; ends its attempt with the last one."""
+
+    __slots__ = ("_attempt", "_attempts", "_incoming")
+
+    def __init__(self, attempts: Attempts, attempt: Attempt, incoming: Incoming) -> None:
+        self._attempts = attempts
+        self._attempt = attempt
+        self._incoming = incoming
+
+    def __aiter__(self) -> _Relay:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._attempt.outcome is not None:
+            raise StopAsyncIteration
+        try:
+            chunk = await self._incoming.read()
+        except Exception as error:
+            self._attempts.end(self._attempt, outcome_of(error), error)
+            raise
+        if not chunk:
+            self._attempts.end(self._attempt, self._passed())
+            raise StopAsyncIteration
+        self._attempts.touch(self._attempt)
+        return chunk
+
+    async def aclose(self) -> None:
+        """Somebody gave the answer up."""
+        self._attempts.end(self._attempt, self._passed())
+
+    def _passed(self) -> Outcome:
+        status = self._attempt.status or 0
+        return Outcome(OutcomeKind.WORKER_ERROR if status >= 500 else OutcomeKind.OK, status)
+
+
+def _sent(attempt: Attempt) -> Callable[[], None]:
+    def sent() -> None:
+        attempt.request_sent = True
+
+    return sent
+
+
+async def _outgoing(attempt: Attempt) -> Outgoing:
+    request, worker = attempt.request, attempt.worker
+    headers = request.headers.raw
+    if worker.api_key is not None:
+        headers = [pair for pair in headers if pair[0] != b"authorization"]
+        headers.append((b"authorization", b"Bearer " + worker.api_key.encode()))
+    target = request.path + b"?" + request.query if request.query else request.path
+    body = await request.body() if request.has_edits else request.ready_body
+    outgoing = Outgoing(request.method, worker.base_url, target, headers, body)
+    if body is None:
+        outgoing.stream, outgoing.length = request.source.stream(), request.source.length
+    elif not body and not request.source.is_declared:
+        outgoing.body = None
+    return outgoing

@@ -1,0 +1,132 @@
+"""The command line: ``router-core serve | check | plugins | engine | demo``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from router_core.errors import ConfigError
+
+EXIT_CONFIG = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; a wrong configuration is one line on standard error and exit status 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options) or 0)
+    except ConfigError as error:
+        print(f"router-core: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="router-core", description="A router between RL rollouts and inference workers.")
+    parser.add_argument("--version", action="version", version=f"router-core {version('router-core')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="serve requests in front of workers")
+    _add_configuration(serve)
+    serve.set_defaults(run=_serve)
+
+    check = commands.add_parser("check", help="validate the configuration without binding a port")
+    _add_configuration(check)
+    check.set_defaults(run=_check)
+
+    plugins = commands.add_parser("plugins", help="list plugins: version, distribution, hooks, on or off")
+    _add_configuration(plugins)
+    plugins.set_defaults(run=_plugins)
+
+    engine = commands.add_parser("engine", help="serve a small real model, for trying things out")
+    engine.set_defaults(run=_engine)
+    from router_core.reference_engine import add_arguments
+
+    add_arguments(engine)
+
+    demo = commands.add_parser("demo", help="two small engines, the router in front, one rollout through it")
+    demo.add_argument("--keep", action="store_true", help="leave everything serving until Ctrl-C")
+    demo.add_argument("--port", type=int, default=0, help="port of the router (default: a free one)")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _add_configuration(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="configuration file (default: ./plugins.toml if there is one)")
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default: 8000)")
+    parser.add_argument("--worker", action="append", metavar="URL", help="a worker's URL; may be repeated")
+    parser.add_argument("--enable", action="append", default=[], metavar="NAME", help="a plugin to add to `enabled`")
+    parser.add_argument("--disable", action="append", default=[], metavar="NAME", help="a plugin to take out of it")
+    parser.add_argument("--middleware-paths", nargs="+", action="extend", metavar="PATH", help="pkg.mod:Class ...")
+    parser.add_argument(
+        "--slime-router-middleware-paths", nargs="+", action="extend", metavar="PATH", help="the same, last = outermost"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. plugins.health.interval_s=2")
+    parser.add_argument("--profile", metavar="NAME", help="the profile whose switches hold for the whole process")
+    parser.add_argument("--ready-file", metavar="FILE", help="gets one JSON line once the port is open")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
+
+
+_FLAGS = {
+    "host": "router.host",
+    "port": "router.port",
+    "worker": "router.workers",
+    "middleware_paths": "router.middleware_paths",
+    "slime_router_middleware_paths": "router.slime_router_middleware_paths",
+    "ready_file": "router.ready_file",
+    "log_level": "router.log_level",
+}
+
+
+def _application(options: argparse.Namespace) -> Any:
+    from router_core.app import Application
+    from router_core.config import load
+
+    given = {key: getattr(options, name) for name, key in _FLAGS.items()}
+    sys.path.insert(0, "")  # middleware paths may name modules of the working directory
+    config = load(
+        {key: value for key, value in given.items() if value is not None},
+        settings=options.set,
+        file=options.config,
+        enable=options.enable,
+        disable=options.disable,
+        profile=options.profile,
+    )
+    return Application(config)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from router_core.server import serve
+
+    return serve(_application(options))
+
+
+def _check(options: argparse.Namespace) -> int:
+    application = _application(options)
+    print(f"ok: {len(application.registry.plugins)} plugins: {', '.join(application.plans.default.names) or 'none'}")
+    return 0
+
+
+def _plugins(options: argparse.Namespace) -> int:
+    from router_core.listing import plugin_table
+
+    application = _application(options)
+    print(plugin_table(application.registry, application.plans.default.names))
+    return 0
+
+
+def _engine(options: argparse.Namespace) -> int:
+    from router_core.reference_engine import serve
+
+    return int(serve(options) or 0)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from router_core.demo import demo
+
+    return demo(keep=options.keep, port=options.port)

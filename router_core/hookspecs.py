@@ -1,0 +1,242 @@
+"""The hooks: every point where a plugin may see or change what the router does. A docstring is its hook's contract.
+
+During a request, in this order:
+
+    identify -> request_start -> around_upstream( filter_workers -> score_workers -> pick_worker -> attempt_start )
+             -> response_start -> response_chunk ... -> response_end
+
+A plugin implements a hook with a method of that name marked ``@hookimpl``, taking any of the hook's arguments by
+name. Plain hooks are ``def``, async ones ``async def``; the wrong kind is an error at start. Order is the order of
+``enabled``, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pluggy
+
+from router_core.types import Answer, Attempt, Exchange, Identity, Outcome, Scores, Session, Worker, WorkerState
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+    from router_core.router import Router
+
+PROJECT = "router_core"
+API_VERSION = 1
+"""Version of this hook API; a plugin states ``requires_api = ">=1,<2"``."""
+
+CallNext = Callable[[Exchange], Awaitable[Answer]]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+hookspec = pluggy.HookspecMarker(PROJECT)
+_mark = pluggy.HookimplMarker(PROJECT)
+
+
+def hookimpl(function: _F) -> _F:
+    """Marks a method as a plugin's implementation of the hook of the same name."""
+    return _mark(function)
+
+
+# ------------------------------------------------------------------------------------------------- during a request
+@hookspec(firstresult=True)
+def identify(exchange: Exchange) -> Identity | None:
+    """Says who the request belongs to beside its session: group, trajectory, version tag.
+
+    Plain; the first answer that is not None wins. Runs before everything else, headers are there, the body is not.
+    May not change ``exchange.session``.
+    """
+
+
+@hookspec
+async def request_start(exchange: Exchange) -> Answer | None:
+    """Sees a request before any worker is chosen; may change it, answer it, or refuse it.
+
+    Async, in turn. None lets it go on. An `Answer` ends it: no worker is asked, `response_start` and `response_end`
+    still run. ``raise Reject(status, code, message, param)`` refuses it and is no failure of the plugin. Await
+    ``exchange.request.body()`` or ``.json()`` for the body; change it by ``set_body`` or ``set_key``. Has a deadline
+    (``[router] hook_timeout_s``).
+    """
+
+
+@hookspec
+async def around_upstream(exchange: Exchange, call_next: CallNext) -> Answer:
+    """Surrounds the way to the worker and back: retries, holds, caches, joined answers.
+
+    Async onion, the first in ``enabled`` is the outermost. ``await call_next(exchange)`` any number of times: the
+    innermost call is one attempt, with a worker selected anew (without ``exchange.excluded_workers``). It raises
+    WorkerFault where the worker failed before its answer began, NoWorker where nobody may take the request. The answer may be wrapped:
+    ``answer.chunks = wrapped(answer.chunks)``; who reads or wraps it calls ``exchange.request.accept_identity()``
+    before ``call_next``. An answer that is not returned is closed by the core. No deadline.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def filter_workers(exchange: Exchange, workers: Sequence[Worker]) -> Sequence[Worker] | None:
+    """Leaves out workers that must not take this request. None keeps them all.
+
+    Plain; folded in order, each sees what the former left. The result is a subset of ``workers`` (the same objects);
+    an empty one names the plugin in the 503.
+    """
+
+
+@hookspec
+def score_workers(exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:
+    """Says how good each worker is for this request: worker -> [0, 1], a missing one counts as 0.
+
+    Plain; every answer is multiplied by its plugin's ``weight`` (a setting of each, default 1) and summed. A value
+    outside [0, 1], or not a number, is a plugin error.
+    """
+
+
+@hookspec(firstresult=True)
+def pick_worker(exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
+    """Chooses one of ``workers``; the first answer that is not None wins.
+
+    Plain; there is no await between this and counting the worker's inflight. Without an answer the core takes the
+    highest score; ties rotate.
+    """
+
+
+@hookspec
+async def attempt_start(exchange: Exchange, attempt: Attempt) -> None:
+    """The worker is known and nothing is sent: the last change to the request, for this attempt alone.
+
+    Async, in turn, once per attempt. Change ``attempt.request``, not ``exchange.request``. Has a deadline.
+    """
+
+
+@hookspec
+async def response_start(exchange: Exchange, answer: Answer) -> None:
+    """The final answer, before its head leaves: status and headers may change.
+
+    Async, in reversed order, once per exchange, also for answers and refusals of the router itself. Has a deadline.
+    """
+
+
+@hookspec
+def response_chunk(exchange: Exchange, chunk: bytes) -> None:
+    """A piece of the body as the client gets it. Plain observer; it must be quick and cannot change anything."""
+
+
+@hookspec
+def response_end(exchange: Exchange, outcome: Outcome) -> None:
+    """The exchange is over: exactly once, after its inflight is released, whatever happened.
+
+    Plain observer; also after refusals, without a worker, when the client left, at shutdown. For longer work use
+    ``exchange.spawn()``.
+    """
+
+
+# ------------------------------------------------------------------------------------------------ outside a request
+@hookspec
+async def startup(router: Router) -> None:
+    """Before the first request: keep ``router``, start background work with ``router.spawn``. A raise stops the start."""
+
+
+@hookspec
+async def shutdown() -> None:
+    """After the last request: give back what `startup` took. Background work has ended."""
+
+
+@hookspec
+def routes() -> Sequence[BaseRoute]:
+    """Starlette routes of the plugin's own.
+
+    Plain, once at start. Allowed: below ``/plugins/NAME/``, ``/sessions/{id}/NOUN``, and the top-level names that
+    belong to the plugin by design. A path that another claims is an error at start.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def worker_changed(worker: Worker, old: WorkerState | None, new: WorkerState) -> None:
+    """A worker was registered (``old`` is None), changed its state, or is gone (``new`` is REMOVED). Plain observer."""
+
+
+@hookspec
+async def session_opened(session: Session, body: dict[str, Any]) -> Sequence[str] | None:
+    """A session is about to open; answer with the keys of ``body`` that this plugin takes.
+
+    Async, in turn. ``raise Reject`` refuses the session. A key that neither the core nor a plugin takes is a 400. Has a
+    deadline.
+    """
+
+
+@hookspec
+def describe_session(session: Session) -> dict[str, Any] | None:
+    """What the plugin adds to ``GET /sessions/{id}``; the answers are merged, the first one of a key wins. Plain."""
+
+
+@hookspec
+def session_closed(session: Session, reason: str) -> None:
+    """A session is gone: forget what was kept for it. Plain observer. ``reason``: ``deleted`` or why it was evicted."""
+
+
+@hookspec
+def session_moved(session_id: str, old: Worker, new: Worker) -> None:
+    """A session that was served by ``old`` is served by ``new`` from now on. Plain observer, called by affinity."""
+
+
+@hookspec(firstresult=True)
+def tokenizer(name: str | None) -> Any:
+    """The one door to a tokenizer: ``name`` is a model's, None the default one. Plain; first answer wins."""
+
+
+@hookspec
+def metrics() -> str | None:
+    """Lines in Prometheus text format that the plugin adds to ``GET /metrics``. Plain."""
+
+
+IN_REQUEST = (
+    "identify",
+    "request_start",
+    "around_upstream",
+    "filter_workers",
+    "score_workers",
+    "pick_worker",
+    "attempt_start",
+    "response_start",
+    "response_chunk",
+    "response_end",
+)
+"""The hooks of one request in the order in which they run."""
+
+OUTSIDE_REQUEST = (
+    "startup",
+    "shutdown",
+    "routes",
+    "worker_changed",
+    "session_opened",
+    "describe_session",
+    "session_closed",
+    "session_moved",
+    "tokenizer",
+    "metrics",
+)
+
+ASYNC = frozenset(
+    (
+        "request_start",
+        "around_upstream",
+        "attempt_start",
+        "response_start",
+        "startup",
+        "shutdown",
+        "session_opened",
+    )
+)
+"""Hooks that are ``async def``; all others are plain."""
+
+__all__ = [
+    "API_VERSION",
+    "ASYNC",
+    "IN_REQUEST",
+    "OUTSIDE_REQUEST",
+    "CallNext",
+    "hookimpl",
+    "hookspec",
+]

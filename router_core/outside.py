@@ -1,0 +1,173 @@
+"""The hooks outside a request: start and stop, routes, changes of workers, the end of sessions, tokenizer, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.routing import BaseRoute, Mount, Route
+
+from router_core.errors import ConfigError
+from router_core.plan import LoadedPlugin, observe
+from router_core.router import Router
+from router_core.types import Session, Worker, WorkerState
+
+
+class OutsideHooks:
+    """Runs these hooks for every loaded plugin, in request order."""
+
+    def __init__(self, plugins: Sequence[LoadedPlugin]) -> None:
+        self._plugins = tuple(plugins)
+        self._started: list[LoadedPlugin] = []
+
+    def _calls(self, hook: str) -> list[tuple[LoadedPlugin, Callable[..., Any]]]:
+        return [(plugin, plugin.hooks[hook]) for plugin in self._plugins if hook in plugin.hooks]
+
+    async def startup(self, router: Router) -> None:
+        """Raises ConfigError naming the plugin that cannot start."""
+        for plugin in self._plugins:
+            if (call := plugin.hooks.get("startup")) is not None:
+                try:
+                    await call(router)
+                except ConfigError:
+                    raise
+                except Exception as error:
+                    raise ConfigError(f"plugin {plugin.name!r} did not start: {error!r}") from plugin.failed(
+                        "startup", error
+                    )
+            self._started.append(plugin)
+
+    async def shutdown(self) -> None:
+        """Stops what was started, in reversed order; a raise is logged and keeps nobody from stopping."""
+        for plugin in reversed(self._started):
+            if (call := plugin.hooks.get("shutdown")) is not None:
+                try:
+                    await call()
+                except Exception as error:  # noqa: BLE001  # the others must stop too
+                    plugin.failed("shutdown", error)
+        self._started.clear()
+
+    def worker_changed(self, worker: Worker, old: WorkerState | None, new: WorkerState) -> None:
+        for plugin, call in self._calls("worker_changed"):
+            observe(plugin, "worker_changed", call, worker, old, new)
+
+    def session_closed(self, session: Session, reason: str) -> None:
+        for plugin, call in self._calls("session_closed"):
+            observe(plugin, "session_closed", call, session, reason)
+
+    def session_moved(self, session_id: str, old: Worker, new: Worker) -> None:
+        for plugin, call in self._calls("session_moved"):
+            observe(plugin, "session_moved", call, session_id, old, new)
+
+    def find_tokenizer(self, name: str | None) -> Any:
+        """The first tokenizer that a plugin offers, or None."""
+        for plugin, call in self._calls("tokenizer"):
+            try:
+                found = call(name)
+            except Exception as error:
+                raise plugin.failed("tokenizer", error) from error
+            if found is not None:
+                return found
+        return None
+
+    def metrics(self) -> str:
+        """What every plugin adds to the metrics page."""
+        parts = []
+        for plugin, call in self._calls("metrics"):
+            try:
+                part = call()
+            except Exception as error:  # noqa: BLE001  # the page shows the others
+                plugin.failed("metrics", error)
+                continue
+            if isinstance(part, str) and part:
+                parts.append(part if part.endswith("\n") else part + "\n")
+        return "".join(parts)
+
+    # --------------------------------------------------------------------------------------------------------- routes
+    def routes(self, core: Sequence[BaseRoute]) -> list[BaseRoute]:
+        """The plugins' routes. Raises ConfigError for one that is outside its place or claimed already."""
+        claimed: dict[tuple[str, str], str] = {}
+        for route in core:
+            claimed.update(dict.fromkeys(_claims(route), "the core"))
+        found: list[BaseRoute] = []
+        for plugin, call in self._calls("routes"):
+            try:
+                routes = list(call())
+            except Exception as error:
+                raise ConfigError(f"plugin {plugin.name!r} gives no routes: {error!r}") from error
+            for route in routes:
+                if not isinstance(route, BaseRoute):
+                    raise ConfigError(f"plugin {plugin.name!r}: {route!r} is no Starlette route")
+                _check_place(plugin.name, route)
+                for claim in _claims(route):
+                    if claim in claimed:
+                        raise ConfigError(
+                            f"plugin {plugin.name!r}: {claim[0]} {claim[1]} is claimed by {claimed[claim]} already"
+                        )
+                    claimed[claim] = f"plugin {plugin.name!r}"
+                found.append(route)
+        return found
+
+
+TOP_LEVEL: dict[str, tuple[str, ...]] = {
+    "engine_control": (
+        "abort_request",
+        "flush_cache",
+        "pause_generation",
+        "continue_generation",
+        "sleep",
+        "wake_up",
+        "pause",
+        "resume",
+        "reset_prefix_cache",
+        "update_weights_from_disk",
+        "update_weights_from_tensor",
+        "update_weights_from_distributed",
+        "update_weights_from_ipc",
+        "init_weights_update_group",
+        "destroy_weights_update_group",
+        "update_weight_version",
+        "start_profile",
+        "stop_profile",
+        "release_memory_occupation",
+        "resume_memory_occupation",
+        "get_model_info",
+        "model_info",
+        "get_server_info",
+        "server_info",
+        "engine_metrics",
+        "v1",
+    ),
+    "weight_version": ("routing", "routing_loop", "workers"),
+    "session_control": ("control", "workers"),
+    "metrics": ("metrics",),
+    "radix_cache": ("radix_cache", "retrieve_from_text"),
+    "routed_experts": ("routed_experts",),
+}
+"""Plugin -> the top-level path segments that are its own by design."""
+
+
+def path_of(route: BaseRoute) -> str:
+    """A route's path pattern."""
+    return str(getattr(route, "path", ""))
+
+
+def _check_place(plugin: str, route: BaseRoute) -> None:
+    path = path_of(route)
+    parts = path.strip("/").split("/")
+    is_own = path.startswith(f"/plugins/{plugin}/")
+    is_session_noun = len(parts) >= 3 and parts[0] == "sessions" and parts[1].startswith("{") and "{" not in parts[2]
+    is_designed = parts[0] in TOP_LEVEL.get(plugin, ()) or path == "/sessions/capabilities"
+    if not (is_own or is_session_noun or is_designed):
+        raise ConfigError(
+            f"plugin {plugin!r}: its route {path!r} must be below /plugins/{plugin}/ or be /sessions/{{id}}/NOUN"
+        )
+
+
+def _claims(route: BaseRoute) -> list[tuple[str, str]]:
+    if isinstance(route, Route):
+        path = "/".join("{}" if part.startswith("{") else part for part in route.path.split("/"))
+        return [(method, path) for method in sorted(route.methods or ("ANY",))]
+    if isinstance(route, Mount):
+        return [("MOUNT", route.path)]
+    return [("ANY", path_of(route))]

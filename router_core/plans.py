@@ -1,0 +1,87 @@
+"""Which plan holds for a request: the process's own set, a profile's, or what a header switches on and off."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from router_core.errors import Reject
+from router_core.plan import LoadedPlugin, Plan
+
+MAX_PLANS = 256
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile with its overridden settings validated: plugin name -> settings."""
+
+    enable: frozenset[str]
+    disable: frozenset[str]
+    settings: Mapping[str, Any]
+
+
+class Plans:
+    """Compiles each set of plugins once. ``loaded`` is in request order."""
+
+    def __init__(
+        self,
+        loaded: Sequence[LoadedPlugin],
+        enabled: Sequence[str],
+        profiles: Mapping[str, Profile],
+        *,
+        profile: str | None = None,
+        hook_timeout_s: float,
+    ) -> None:
+        self.loaded = tuple(loaded)
+        self._names = [plugin.name for plugin in loaded]
+        self._enabled = frozenset(enabled)
+        self._profiles = profiles
+        self._profile = profile
+        self._timeout_s = hook_timeout_s
+        self._plans: OrderedDict[tuple[str | None, str | None], Plan] = OrderedDict()
+        self.default = self.of(None, None)
+        self.all = Plan(loaded, hook_timeout_s=hook_timeout_s)
+        """Every loaded plugin: for what happens outside a request."""
+        self.nothing = Plan((), hook_timeout_s=hook_timeout_s)
+        """No plugin: for a request that is refused before its plan is known."""
+
+    def check_profile(self, name: str, where: str) -> None:
+        """Raises Reject (400) naming ``where`` when there is no such profile."""
+        if name not in self._profiles:
+            known = ", ".join(sorted(self._profiles)) or "none"
+            raise Reject(400, "unknown_profile", f"there is no profile {name!r}; profiles: {known}", where)
+
+    def of(self, profile: str | None, switches: str | None) -> Plan:
+        """The plan of a profile and of a header such as ``+tito,-radix_cache``. Raises Reject (400)."""
+        key = (profile or self._profile, switches)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._compile(*key)
+            if len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+        return plan
+
+    def _compile(self, profile_name: str | None, switches: str | None) -> Plan:
+        names, settings = set(self._enabled), {}
+        if profile_name is not None:
+            self.check_profile(profile_name, "x-router-profile")
+            profile = self._profiles[profile_name]
+            names = (names | profile.enable) - profile.disable
+            settings = dict(profile.settings)
+        for switch in (switches or "").split(","):
+            switch = switch.strip()
+            sign, name = switch[:1], switch[1:].strip()
+            if not switch:
+                continue
+            if sign not in ("+", "-") or name not in self._names:
+                raise Reject(
+                    400,
+                    "unknown_plugin",
+                    f"{switch!r} is not + or - and the name of a loaded plugin; loaded: {', '.join(self._names)}",
+                    "x-router-plugins",
+                )
+            names.add(name) if sign == "+" else names.discard(name)
+        plugins = [plugin for plugin in self.loaded if plugin.name in names]
+        return Plan(plugins, hook_timeout_s=self._timeout_s, overrides=settings)

@@ -1,0 +1,290 @@
+"""One exchange from its first byte to its last: session and plan, hooks, attempts, delivery, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections.abc import Coroutine, MutableMapping
+from typing import Any, TypeVar
+
+from router_core.attempt import Attempts
+from router_core.clock import Clock
+from router_core.delivery import Delivery, Send
+from router_core.errors import ClientLeft, Reject
+from router_core.failures import answer_for, outcome_of
+from router_core.headers import Headers, content_length, end_to_end, forwarded
+from router_core.plan import Plan
+from router_core.plans import Plans
+from router_core.pump import Pump, Receive
+from router_core.sessions import SessionTable, check_session_id
+from router_core.settings import RouterSettings
+from router_core.tasks import Tasks
+from router_core.types import Answer, Exchange, Outcome, OutcomeKind, Request
+from router_core.upstream import Upstream
+from router_core.workers import WorkerTable
+
+log = logging.getLogger("router_core")
+
+Scope = MutableMapping[str, Any]
+T = TypeVar("T")
+
+PLUGINS_HEADER, PROFILE_HEADER, DEBUG_HEADER = "x-router-plugins", "x-router-profile", "x-router-debug"
+NOT_FORWARDED = frozenset(
+    (b"host", b"content-length", b"expect", *(name.encode() for name in (PLUGINS_HEADER, PROFILE_HEADER, DEBUG_HEADER)))
+)
+"""Fields that this hop writes itself, or that are for the router alone."""
+
+BROKEN = "router_core.broken"
+"""Scope key of a `Broken`, put there by the outermost guard."""
+
+
+class Broken:
+    """Says that an answer broke after its head had left, so that no middleware can make a clean end of it."""
+
+    __slots__ = ("is_broken",)
+
+    def __init__(self) -> None:
+        self.is_broken = False
+
+
+class _Services:
+    """`ExchangeServices` of one plan."""
+
+    __slots__ = ("_plan", "_tasks")
+
+    def __init__(self, plan: Plan, tasks: Tasks) -> None:
+        self._plan, self._tasks = plan, tasks
+
+    def settings_of(self, plugin: object) -> Any:
+        return self._plan.settings_of(plugin)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> object:
+        return self._tasks.spawn(work, name=name)
+
+
+class Proxy:
+    """Serves every request that no route of the router claims, and every turn of a session."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        plans: Plans,
+        workers: WorkerTable,
+        sessions: SessionTable,
+        upstream: Upstream,
+        tasks: Tasks,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._plans = plans
+        self._sessions = sessions
+        self._attempts = Attempts(workers, upstream, clock)
+        self._tasks = tasks
+        self._clock = clock
+        self._prefix = uuid.uuid4().hex[:8]
+        self._serial = itertools.count(1)
+        self.running: set[Exchange] = set()
+        self.is_stopping = False
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send, *, path: bytes | None = None, session_id: str | None = None
+    ) -> None:
+        """Runs one exchange. ``path`` and ``session_id`` are given for a turn below ``/sessions/{id}/``."""
+        exchange, pump = self._exchange(scope, receive, path)
+        try:
+            plan = self._enter(exchange, session_id)
+        except Reject as error:
+            early = Delivery(exchange, self._plans.nothing, send, http_version="1.1", max_collected_bytes=0)
+            answer = answer_for(error, exchange)
+            await early.begin(answer)
+            await early.finish(answer)
+            return
+        delivery = Delivery(
+            exchange,
+            plan,
+            send,
+            http_version=scope["http_version"],
+            max_collected_bytes=self._settings.max_collected_bytes,
+        )
+        self.running.add(exchange)
+        outcome = Outcome(OutcomeKind.FAILED, 500, "internal_error")
+        try:
+            outcome = await self._serve(exchange, plan, pump, delivery)
+        except asyncio.CancelledError:
+            outcome = Outcome(OutcomeKind.CLIENT_LEFT, None, "cancelled")
+            if self.is_stopping:
+                outcome = Outcome(OutcomeKind.TIMED_OUT, None, "shutdown", "cut at the end of shutdown_grace_s")
+            raise
+        finally:
+            if delivery.has_begun and not delivery.is_whole and isinstance(broken := scope.get(BROKEN), Broken):
+                broken.is_broken = True
+            self._end(exchange, plan, outcome)
+
+    # ----------------------------------------------------------------------------------------------------- beginning
+    def _exchange(self, scope: Scope, receive: Receive, path: bytes | None) -> tuple[Exchange, Pump]:
+        raw = end_to_end(scope["headers"])
+        client = scope.get("client")
+        forwarded(raw, client[0] if client else None, scope["scheme"])
+        is_declared = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+        is_chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+        exchange: Exchange
+        pump = Pump(
+            receive,
+            lambda error: exchange.interrupt(error),
+            length=None if is_chunked else content_length(scope["headers"]),
+            is_declared=is_declared,
+            max_body_bytes=self._settings.max_body_bytes,
+            max_held_bytes=self._settings.max_held_body_bytes,
+        )
+        headers = Headers([pair for pair in raw if pair[0] not in NOT_FORWARDED])
+        whole_path = scope["raw_path"] if path is None else path
+        request = Request(scope["method"], whole_path, scope["query_string"], headers, pump)
+        exchange = Exchange(f"{self._prefix}-{next(self._serial):x}", request, started_at=self._clock.now())
+        exchange.client_host = client[0] if client else None
+        own = Headers(scope["headers"])
+        exchange.switches = (own.get(PROFILE_HEADER), own.get(PLUGINS_HEADER))
+        return exchange, pump
+
+    def _enter(self, exchange: Exchange, session_id: str | None) -> Plan:
+        """Finds session, profile and plan. Raises Reject."""
+        session = None
+        if session_id is not None:
+            check_session_id(session_id)
+            session = self._sessions.require(session_id)
+        else:
+            for name in self._settings.session_headers:
+                if (session_id := exchange.request.headers.get(name)) is not None:
+                    session = self._sessions.get(session_id)
+                    break
+        exchange.session_id = session_id
+        profile, switches = exchange.switches
+        if profile is None and session is not None:
+            profile = session.profile
+        plan = self._plans.of(profile, switches)
+        if session is not None:
+            self._sessions.enter(session, exchange)
+        exchange.serve_by(_Services(plan, self._tasks))
+        return plan
+
+    # ------------------------------------------------------------------------------------------------------- serving
+    async def _serve(self, exchange: Exchange, plan: Plan, pump: Pump, delivery: Delivery) -> Outcome:
+        """Runs the hooks, gets an answer and delivers it; says how the exchange ended."""
+        task = asyncio.current_task()
+        assert task is not None  # a coroutine that runs has a task
+        exchange.on_interrupt(task.cancel)
+        reading: asyncio.Task[None] | None = None
+        answer: Answer | None = None
+        try:
+            try:
+                await self._stoppable(exchange, pump.begin())
+                reading = asyncio.get_running_loop().create_task(pump.run(), name=f"pump {exchange.id}")
+                answer = await self._stoppable(exchange, self._answer(exchange, plan))
+                await self._stoppable(exchange, delivery.prepare(answer))
+                outcome = Outcome(OutcomeKind.WORKER_ERROR if answer.status >= 500 else OutcomeKind.OK, answer.status)
+            except ClientLeft:
+                raise
+            except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
+                answer, outcome = answer_for(error, exchange), outcome_of(error)
+            return await self._deliver(exchange, plan, answer, outcome, delivery)
+        except ClientLeft as error:
+            return outcome_of(error)
+        finally:
+            exchange.on_interrupt(None)
+            if reading is not None:
+                reading.cancel()
+            if answer is not None and not delivery.is_whole:
+                await _give_up(answer)
+
+    async def _answer(self, exchange: Exchange, plan: Plan) -> Answer:
+        identity = plan.identify(exchange)
+        if identity is not None:
+            exchange.identity = identity
+        answer = await plan.request_start(exchange)
+        if answer is None:
+            answer = await plan.around_upstream(exchange, lambda e: self._attempts.make(e, plan))
+        return answer
+
+    async def _deliver(
+        self, exchange: Exchange, plan: Plan, answer: Answer, outcome: Outcome, delivery: Delivery
+    ) -> Outcome:
+        """Sends the answer; an error before the head has left is told in its place, a later one breaks the transfer."""
+        try:
+            self._stamp(exchange, answer)
+            await self._stoppable(exchange, plan.response_start(exchange, answer))
+            await self._stoppable(exchange, delivery.begin(answer))
+        except ClientLeft:
+            raise
+        except Exception as error:  # noqa: BLE001  # the same: an answer for this exchange alone
+            await _give_up(answer)
+            answer, outcome = answer_for(error, exchange), outcome_of(error)
+            await self._stoppable(exchange, delivery.begin(answer))
+        try:
+            await self._stoppable(exchange, delivery.finish(answer))
+        except ClientLeft:
+            raise
+        except Exception as error:  # noqa: BLE001  # the head has left: all that can be done is to break the transfer
+            log.warning("%r broke after its answer had begun: %r", exchange, error)
+            await _give_up(answer)
+            return outcome_of(error)
+        return outcome
+
+    def _stamp(self, exchange: Exchange, answer: Answer) -> None:
+        if exchange.worker is not None and answer.error_code is None:
+            answer.headers.set("x-router-worker", exchange.worker.url)
+
+    @staticmethod
+    async def _stoppable(exchange: Exchange, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits ``work``; an interruption of the exchange comes out as the error it was interrupted with."""
+        try:
+            result = await work
+        except asyncio.CancelledError:
+            if (error := exchange.take_interruption()) is None:
+                raise
+            _uncancel()
+            raise error from None
+        except BaseException:
+            if (error := exchange.take_interruption()) is not None:
+                await _flush_cancellation()
+                raise error from None
+            raise
+        if (error := exchange.take_interruption()) is not None:
+            await _flush_cancellation()
+            raise error
+        return result
+
+    # -------------------------------------------------------------------------------------------------------- ending
+    def _end(self, exchange: Exchange, plan: Plan, outcome: Outcome) -> None:
+        for attempt in exchange.attempts:
+            self._attempts.end(attempt, outcome)
+        if exchange.session is not None:
+            self._sessions.leave(exchange.session, exchange)
+        exchange.ended_at = self._clock.now()
+        self.running.discard(exchange)
+        if outcome.kind not in (OutcomeKind.OK, OutcomeKind.CLIENT_LEFT):
+            worker = exchange.worker.url if exchange.worker else "none"
+            log.warning("%r ended %s (%s), worker %s: %s", exchange, outcome.kind, outcome.code, worker, outcome.message)
+        plan.response_end(exchange, outcome)
+
+
+async def _give_up(answer: Answer) -> None:
+    """Closes an answer's stream; what a plugin's wrapper raises meanwhile changes nothing any more."""
+    try:
+        await answer.aclose()
+    except Exception as error:  # noqa: BLE001  # the exchange is over
+        log.debug("while giving up an answer: %r", error)
+
+
+def _uncancel() -> None:
+    if (task := asyncio.current_task()) is not None:
+        task.uncancel()
+
+
+async def _flush_cancellation() -> None:
+    """Takes in a cancellation of ours that was asked for too late to be delivered yet."""
+    if (task := asyncio.current_task()) is not None and task.cancelling():
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            task.uncancel()

@@ -1,0 +1,56 @@
+"""The router as plugins and middleware see it: what `startup` is given and a middleware's ``router=`` gets."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from router_core.clock import Clock
+from router_core.control import ControlClient
+from router_core.sessions import SessionTable
+from router_core.settings import RouterSettings
+from router_core.tasks import Tasks
+from router_core.types import Session, Worker
+from router_core.workers import WorkerTable
+
+
+class Router:
+    """Clock, background work, workers, sessions and control client of one process.
+
+    Free attributes may be set on it, as SlimeRouter's middlewares do.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        clock: Clock,
+        tasks: Tasks,
+        workers: WorkerTable,
+        sessions: SessionTable,
+        control: ControlClient,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.workers = workers
+        self.sessions = sessions
+        self.control = control
+        self.args = argparse.Namespace(**{**settings.model_dump(), **settings.args})
+        """The settings as a namespace, with ``[router] args`` on top: slime's middlewares read it."""
+        self._tasks = tasks
+        self.find_tokenizer: Callable[[str | None], Any] = lambda name: None
+        self.session_moved: Callable[[str, Worker, Worker], None] = lambda session_id, old, new: None
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
+        """Starts background work; bounded in number, cancelled and awaited at shutdown."""
+        return self._tasks.spawn(work, name=name)
+
+    @property
+    def worker_urls(self) -> dict[str, int]:
+        """Each worker's url and how many requests are in flight at it."""
+        return {worker.url: worker.inflight for worker in self.workers}
+
+    def session(self, session_id: str) -> Session | None:
+        """An open session by its id."""
+        return self.sessions.get(session_id)

@@ -1,0 +1,48 @@
+"""Chooses the worker of an attempt: filter -> score -> pick. No await between choosing and counting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router_core.errors import NoWorker
+from router_core.plan import Plan
+from router_core.types import Decision, Exchange, Scores, Worker
+from router_core.workers import WorkerTable
+
+
+def select_worker(exchange: Exchange, plan: Plan, workers: WorkerTable) -> Worker:
+    """The worker for the next attempt; the decision is kept on the exchange. Raises NoWorker, PluginError."""
+    candidates: Sequence[Worker] = workers.ready()
+    if exchange.excluded_workers:
+        candidates = [worker for worker in candidates if worker not in exchange.excluded_workers]
+    out: dict[str, str] = {}
+    scores: Scores = {}
+    chosen: Worker | None = None
+    if candidates:
+        candidates, out = plan.filter_workers(exchange, candidates)
+    if candidates:
+        scores = plan.score_workers(exchange, candidates)
+        chosen = plan.pick_worker(exchange, candidates, scores) or _highest(candidates, scores)
+    exchange.decision = Decision(candidates, scores, out, chosen)
+    if chosen is None:
+        raise _nobody(exchange, workers, out)
+    return chosen
+
+
+def _highest(candidates: Sequence[Worker], scores: Scores) -> Worker:
+    """The highest score; of equals the one that was picked longest ago, so that ties rotate."""
+    return min(candidates, key=lambda worker: (-scores[worker], worker.last_pick))
+
+
+def _nobody(exchange: Exchange, workers: WorkerTable, out: dict[str, str]) -> NoWorker:
+    if not len(workers):
+        return NoWorker("no worker is registered; add one by POST /workers or --worker URL", {})
+    reasons = {}
+    for worker in workers:
+        if not worker.is_ready:
+            reasons[worker.url] = f"{worker.state}: {worker.reason}" if worker.reason else str(worker.state)
+        elif worker in exchange.excluded_workers:
+            reasons[worker.url] = "tried by this request already"
+        else:
+            reasons[worker.url] = out.get(worker.url, "out")
+    return NoWorker("no worker may take this request", reasons)

@@ -1,0 +1,126 @@
+"""Serves an application with uvicorn: binds first, says so, drains on SIGTERM, then cuts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+
+import uvicorn
+
+from router_core.app import Application
+from router_core.errors import ConfigError
+from router_core.settings import RouterSettings
+
+log = logging.getLogger("router_core")
+
+BACKLOG = 8192
+KEEP_ALIVE_S = 75
+QUIET = ("ASGI callable returned without completing response.", "Unsupported upgrade request.", "No supported WebSocket")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError when the port is taken or the address is none."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}", key="router.port") from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The URL under which a bound socket is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server around one application; ``ready`` is set once requests are taken."""
+
+    def __init__(self, application: Application, listener: socket.socket) -> None:
+        self._application = application
+        self._listener = listener
+        settings = application.config.router
+        super().__init__(
+            uvicorn.Config(
+                application.app,  # type: ignore[arg-type]  # an ASGI app of our own protocol
+                http="httptools",
+                ws="none",
+                loop="auto",
+                lifespan="on",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=settings.shutdown_grace_s,  # type: ignore[arg-type]  # seconds may be a fraction
+            )
+        )
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if not self.should_exit:
+            self._publish(self._application.config.router)
+            self.ready.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._application.proxy.is_stopping = True
+        running = len(self._application.proxy.running)
+        if running:
+            grace = self._application.config.router.shutdown_grace_s
+            log.info("stopping: %d requests may go on for %g s (router.shutdown_grace_s)", running, grace)
+        await super().shutdown(sockets=sockets)
+
+    def _publish(self, settings: RouterSettings) -> None:
+        url = url_of(self._listener)
+        host, port = self._listener.getsockname()[:2]
+        log.info("router-core listens on %s, workers: %d", url, len(self._application.workers))
+        if settings.ready_file is not None:
+            line = json.dumps({"host": host, "port": port, "url": url, "pid": os.getpid()})
+            whole = Path(settings.ready_file + ".part")
+            whole.write_text(line + "\n", encoding="utf-8")
+            whole.replace(settings.ready_file)
+
+    async def run_here(self) -> None:
+        """Serves in the running loop until ``should_exit``."""
+        await self.serve(sockets=[self._listener])
+
+
+class _Quiet(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(QUIET)
+
+
+def set_up_logging(level: str) -> None:
+    """One line an event on standard error; uvicorn's remarks about what is our doing are left out."""
+    logging.basicConfig(
+        level=getattr(logging, level.upper()), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    )
+    uvicorn_log = logging.getLogger("uvicorn.error")
+    uvicorn_log.addFilter(_Quiet())
+    uvicorn_log.setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def serve(application: Application) -> int:
+    """Binds and serves until a signal; returns the exit status. Raises ConfigError."""
+    settings = application.config.router
+    set_up_logging(settings.log_level)
+    listener = bind(settings.host, settings.port)
+    server = Server(application, listener)
+    server.run(sockets=[listener])
+    return 0 if server.started else 3

@@ -1,0 +1,148 @@
+"""The models of all settings: ``[router]``, ``[profiles.NAME]``, and the base of every plugin's own.
+
+Field docstrings are the reference documentation; units stand in the names.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic_core.core_schema import ValidationInfo
+
+NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
+
+
+class PlainText(str):
+    """A value from the environment or ``--set`` that is no TOML value; a list setting takes it by commas."""
+
+    __slots__ = ()
+
+
+class Settings(BaseModel):
+    """Base of every settings model: an unknown key is an error, a value is never changed later."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        coerce_numbers_to_str=True,
+        validate_default=True,
+        allow_inf_nan=False,
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _split_by_comma(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, PlainText) and info.field_name is not None:
+            annotation = cls.model_fields[info.field_name].annotation
+            if get_origin(annotation) in (list, tuple, set, frozenset):
+                return [part.strip() for part in value.split(",") if part.strip()]
+        return value
+
+
+class PluginSettings(Settings):
+    """Base of a plugin's nested ``Settings``."""
+
+    weight: float = Field(default=1.0, ge=0)
+    """Factor of this plugin's scores in the sum that chooses a worker."""
+
+
+def per_exchange(default: Any, **field: Any) -> Any:
+    """A plugin's setting that profiles may override: ``ttl_s: float = per_exchange(600.0)``.
+
+    Read it by ``exchange.settings(self)``.
+    """
+    return Field(default=default, json_schema_extra={"per_exchange": True}, **field)
+
+
+def is_per_exchange(model: type[BaseModel], key: str) -> bool:
+    """Whether profiles may override this setting."""
+    extra = model.model_fields[key].json_schema_extra if key in model.model_fields else None
+    return isinstance(extra, dict) and bool(extra.get("per_exchange"))
+
+
+class RouterSettings(Settings):
+    """The ``[router]`` table."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Loopback unless told otherwise."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one (see ``ready_file``)."""
+    workers: list[str] = []
+    """URLs of the workers known at start; more may register at any time."""
+    ready_file: str | None = None
+    """File that gets one JSON line ``{"host", "port", "url", "pid"}`` once the port is open."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """How much is logged to standard error."""
+    available: list[str] = []
+    """Plugins to load although nothing enables them, so that a request or session may."""
+    middleware_paths: list[str] = []
+    """``pkg.mod:Class`` of plugin classes or ASGI middleware classes; the first middleware is the outermost."""
+    slime_router_middleware_paths: list[str] = []
+    """The same in SlimeRouter's order: the last middleware is the outermost."""
+    args: dict[str, Any] = {}
+    """What a slime middleware reads as ``router.args``, beside these settings."""
+
+    connect_timeout_s: float = Field(default=5.0, gt=0)
+    """Seconds to wait for a connection to a worker."""
+    max_body_bytes: int = Field(default=1 << 30, gt=0)
+    """Longest request body; a longer one is refused (413)."""
+    max_held_body_bytes: int = Field(default=64 << 20, gt=0)
+    """Most bytes of a body kept for a request that no worker has yet; more is refused (413)."""
+    max_collected_bytes: int = Field(default=16 << 20, gt=0)
+    """Longest answer of unknown length collected for an HTTP/1.0 client; a longer one is a 502."""
+    max_field_bytes: int = Field(default=65536, gt=0)
+    """Longest header field of a worker's answer."""
+
+    hook_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds an async hook may take (``around_upstream`` has no deadline)."""
+    max_background_tasks: int = Field(default=10_000, gt=0)
+    """Most background tasks of plugins at one time."""
+    shutdown_grace_s: float = Field(default=30.0, ge=0)
+    """Seconds that running requests get to finish after SIGTERM."""
+
+    max_workers: int = Field(default=4096, gt=0)
+    """Most workers registered at one time."""
+    drain_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds that a draining worker's running requests get before it is gone."""
+
+    session_headers: list[str] = ["x-session-id", "x-smg-tito-session-id", "x-smg-routing-key"]
+    """Headers that name a request's session, in this order, after the path."""
+    max_sessions: int = Field(default=100_000, gt=0)
+    """Most open sessions; one more evicts the longest idle one, or is refused where none is idle."""
+    session_ttl_s: float = Field(default=3600.0, gt=0)
+    """Seconds without a turn after which an open session is evicted."""
+    session_close_timeout_s: float = Field(default=30.0, ge=0)
+    """Seconds that deleting a session waits for its running turns before it cancels them."""
+
+    @field_validator("session_headers")
+    @classmethod
+    def _lower(cls, names: list[str]) -> list[str]:
+        return [name.lower() for name in names]
+
+
+class ProfileSettings(BaseModel):
+    """A ``[profiles.NAME]`` table: a named set of switches for some requests or sessions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    enable: list[str] = []
+    """Plugins that are on beside those of ``enabled``, appended in this order."""
+    disable: list[str] = []
+    """Plugins that are off."""
+    plugins: dict[str, dict[str, Any]] = {}
+    """Overrides of settings that their plugin marks ``per_exchange``."""
+
+
+__all__ = [
+    "NAME_PATTERN",
+    "PlainText",
+    "PluginSettings",
+    "ProfileSettings",
+    "RouterSettings",
+    "SecretStr",
+    "Settings",
+    "is_per_exchange",
+    "per_exchange",
+]

@@ -1,0 +1,64 @@
+"""Worker URLs: what is accepted, and when two spellings are one worker."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+_RANK = re.compile(r"@(\d{1,6})/*$")
+_HOST = re.compile(r"^[A-Za-z0-9._~-]+$")
+_DEFAULT_PORT = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUrl:
+    """A checked URL. ``base`` is what targets are appended to; ``key`` is equal for all spellings of one worker."""
+
+    base: str
+    dp_rank: int | None
+
+    @property
+    def key(self) -> str:
+        return self.base if self.dp_rank is None else f"{self.base}@{self.dp_rank}"
+
+
+def parse_worker_url(text: str) -> WorkerUrl:
+    """Reads ``http(s)://host[:port][/prefix][@rank]``. Raises ValueError that says what is wrong."""
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError("a worker's URL is empty")
+    rank = _RANK.search(text)
+    bare = text[: rank.start()] if rank else text
+    if any(ord(c) <= 32 or ord(c) == 127 for c in bare):
+        raise ValueError(f"{text!r} holds a space or control character")
+    try:
+        parts = urlsplit(bare)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no URL: {error}") from None
+    if parts.scheme not in _DEFAULT_PORT:
+        raise ValueError(f"{text!r} must start with http:// or https://")
+    if "@" in parts.netloc:
+        raise ValueError(f"{text!r} holds user information; only @rank (a number) may follow the address")
+    if parts.query or parts.fragment or "?" in bare or "#" in bare:
+        raise ValueError(f"{text!r} must have no query and no fragment")
+    if port == 0:
+        raise ValueError(f"{text!r} has port 0")
+    host = _host(parts, text)
+    address = host if port is None or port == _DEFAULT_PORT[parts.scheme] else f"{host}:{port}"
+    return WorkerUrl(f"{parts.scheme}://{address}{parts.path.rstrip('/')}", int(rank[1]) if rank else None)
+
+
+def _host(parts: SplitResult, text: str) -> str:
+    host = parts.hostname
+    if not host:
+        raise ValueError(f"{text!r} names no host")
+    if ":" in host:
+        try:
+            return f"[{ipaddress.IPv6Address(host.partition('%')[0]).compressed}]"
+        except ValueError:
+            raise ValueError(f"{text!r} holds no valid IPv6 address") from None
+    if not _HOST.match(host):
+        raise ValueError(f"{text!r} has no valid host name")
+    return host.lower()

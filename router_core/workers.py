@@ -1,0 +1,174 @@
+"""The table of workers. Their state and their inflight counts are changed here and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+
+from router_core.clock import Clock
+from router_core.errors import Reject
+from router_core.types import Attempt, Worker, WorkerState
+from router_core.urls import parse_worker_url
+
+Changed = Callable[[Worker, WorkerState | None, WorkerState], None]
+
+
+class WorkerTable:
+    """All registered workers, in the order of registration.
+
+    ``on_change`` is called after every change of a worker's state.
+    """
+
+    def __init__(self, clock: Clock, *, max_workers: int, on_change: Changed) -> None:
+        self._clock = clock
+        self._max_workers = max_workers
+        self._on_change = on_change
+        self._workers: dict[str, Worker] = {}
+        self._generation = 0
+        self._pick = 0
+        self._idle: dict[Worker, asyncio.Event] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(list(self._workers.values()))
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def ready(self) -> list[Worker]:
+        """The workers that may get a new request."""
+        return [worker for worker in self._workers.values() if worker.state is WorkerState.READY]
+
+    def get(self, name: str) -> Worker | None:
+        """A worker by its id or by any spelling of its URL."""
+        for worker in self._workers.values():
+            if name in (worker.id, worker.url):
+                return worker
+        try:
+            return self._workers.get(parse_worker_url(name).key)
+        except ValueError:
+            return None
+
+    def is_current(self, worker: Worker, generation: int) -> bool:
+        """Whether this is still the registered worker, and was not registered anew since ``generation``."""
+        return self._workers.get(worker.key) is worker and worker.generation == generation
+
+    # ------------------------------------------------------------------------------------------------- registering
+    def add(self, url: str, **fields: object) -> Worker:
+        """Registers a worker; a known one is revived, with a new generation, and takes the given fields.
+
+        Raises Reject: 400 for a bad URL, 503 when the table is full.
+        """
+        try:
+            parsed = parse_worker_url(url)
+        except ValueError as error:
+            raise Reject(400, "bad_worker_url", str(error), "url") from None
+        worker = self._workers.get(parsed.key)
+        if worker is None and len(self._workers) >= self._max_workers:
+            raise Reject(503, "too_many_workers", f"{self._max_workers} workers are registered (router.max_workers)")
+        self._generation += 1
+        if worker is None:
+            identity = "w-" + hashlib.sha256(parsed.key.encode()).hexdigest()[:12]
+            worker = Worker(
+                id=identity,
+                url=url,
+                key=parsed.key,
+                base_url=parsed.base,
+                dp_rank=parsed.dp_rank,
+                generation=self._generation,
+            )
+            worker.registered_at = self._clock.now()
+            self._workers[parsed.key] = worker
+            _take(worker, fields)
+            self._on_change(worker, None, worker.state)
+        else:
+            worker.generation = self._generation
+            _take(worker, fields)
+            if (idle := self._idle.pop(worker, None)) is not None:
+                idle.set()
+            self._to(worker, WorkerState.READY, None)
+        return worker
+
+    def update(self, worker: Worker, **fields: object) -> None:
+        """Changes labels, version and the like; neither state nor generation."""
+        _take(worker, fields)
+
+    # ----------------------------------------------------------------------------------------------------- leaving
+    def remove(self, worker: Worker) -> None:
+        """Takes the worker off the list at once; its running requests go on."""
+        if self._workers.get(worker.key) is worker:
+            del self._workers[worker.key]
+            self._to(worker, WorkerState.REMOVED, "removed")
+
+    def start_drain(self, worker: Worker) -> None:
+        """From now on no new request for it; it is gone once `drain` has waited for the running ones."""
+        self._to(worker, WorkerState.DRAINING, "draining")
+
+    async def drain(self, worker: Worker, timeout_s: float) -> bool:
+        """No new request for it; returns when its running ones have ended (True) or after the deadline (False).
+
+        The worker is gone then. Registering it again meanwhile ends the drain and keeps it.
+        """
+        self.start_drain(worker)
+        generation = worker.generation
+        idle = self._idle.setdefault(worker, asyncio.Event())
+        if worker.inflight == 0:
+            idle.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await idle.wait()
+        except TimeoutError:
+            pass
+        if self._idle.get(worker) is idle:
+            del self._idle[worker]
+        if self.is_current(worker, generation):
+            self.remove(worker)
+        return worker.inflight == 0
+
+    # ------------------------------------------------------------------------------------------------- in and out
+    def quarantine(self, worker: Worker, generation: int, reason: str) -> bool:
+        """Takes a ready or starting worker out for a reason; False when that generation is over or it is out."""
+        if not self.is_current(worker, generation) or worker.state not in (WorkerState.READY, WorkerState.STARTING):
+            return False
+        self._to(worker, WorkerState.QUARANTINED, reason)
+        return True
+
+    def restore(self, worker: Worker, generation: int) -> bool:
+        """Brings a quarantined or starting worker back; False when that generation is over."""
+        if not self.is_current(worker, generation) or worker.state not in (
+            WorkerState.QUARANTINED,
+            WorkerState.STARTING,
+        ):
+            return False
+        self._to(worker, WorkerState.READY, None)
+        return True
+
+    def _to(self, worker: Worker, state: WorkerState, reason: str | None) -> None:
+        old, worker.state, worker.reason = worker.state, state, reason
+        if old is not state:
+            self._on_change(worker, old, state)
+
+    # --------------------------------------------------------------------------------------------------- counting
+    def count(self, attempt: Attempt) -> None:
+        """An attempt was given to its worker: one more in flight."""
+        self._pick += 1
+        attempt.worker.inflight += 1
+        attempt.worker.last_pick = self._pick
+
+    def release(self, attempt: Attempt) -> None:
+        """The attempt's last byte has passed, or it failed. The caller sees to it that this happens once."""
+        worker = attempt.worker
+        worker.inflight -= 1
+        if worker.inflight == 0 and (idle := self._idle.get(worker)) is not None:
+            idle.set()
+
+
+_FIELDS = ("weight_version", "worker_type", "labels", "priority", "api_key")
+
+
+def _take(worker: Worker, fields: Mapping[str, object]) -> None:
+    for name, value in fields.items():
+        if name not in _FIELDS:
+            raise TypeError(f"a worker has no field {name!r}")
+        if value is not None:
+            setattr(worker, name, value)
