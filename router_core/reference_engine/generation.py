@@ -1,0 +1,142 @@
+"""One request while it is generated: what was asked, and what came of it so far."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from router_core.reference_engine.kv_cache import IntArray, KvCache
+from router_core.reference_engine.sampling import SamplingParams
+from router_core.reference_engine.tokenizer import TextStream, Tokenizer
+
+TopLogprobs = list[tuple[float, int]]
+"""(logprob in nats, id), the likeliest first."""
+
+FinishReason = dict[str, Any]
+"""As SGLang writes it: ``type`` is stop, length or abort."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What the wires ask of the engine."""
+
+    rid: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    input_logprobs_from: int | None = None
+    """The prompt position from which logprobs of the prompt are wanted; its own entry has none."""
+    top_logprobs: int = 0
+    script: list[int] | None = None
+    """These ids are the answer, as far as they go; their logprobs and experts are the model's."""
+
+
+@dataclass(slots=True)
+class WeightSpan:
+    """Output tokens ``start`` to ``end`` (exclusive) were sampled by the weights of ``version``."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Timings:
+    """Unix times in seconds; None until it happened."""
+
+    received: float = field(default_factory=time.time)
+    started: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
+class Generation:
+    """Owned by the engine, read by one wire. ``token_ids`` is the prompt and the output so far.
+
+    ``output_logprobs`` is as long as ``output_ids``; ``input_logprobs`` is as long as the prompt past
+    ``input_logprobs_from``, its first entry None.
+    """
+
+    def __init__(self, request: GenerationRequest, seed: int, cache: KvCache, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self.seed = seed
+        self.cache = cache
+        self.token_ids = list(request.prompt_ids)
+        self.output_ids: list[int] = []
+        self.output_logprobs: list[float] = []
+        self.output_top_logprobs: list[TopLogprobs] = []
+        self.input_logprobs: list[float | None] = []
+        self.input_top_logprobs: list[TopLogprobs | None] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.weight_spans: list[WeightSpan] = []
+        self.cached_tokens = 0
+        self.retractions = 0
+        self.timings = Timings()
+        self.due_at = 0.0
+        """Loop time before which it is not stepped."""
+        self._former_experts: IntArray | None = None
+        self._text_stream = TextStream(tokenizer, request.sampling.skip_special_tokens)
+        self._has_news = asyncio.Event()
+
+    @property
+    def is_finished(self) -> bool:
+        """No token will be added."""
+        return self.finish_reason is not None
+
+    def retract(self, empty: KvCache) -> None:
+        """Drop the keys and values; the tokens stay. Expert choices are kept until they are computed again."""
+        self._former_experts = self.experts()
+        self.cache = empty
+        self.retractions += 1
+
+    def experts(self) -> IntArray:
+        """Return int32[rows, num_layers, top_k]: one row for each token but the last, as far as they are computed."""
+        rows = self.cache.experts[: min(self.cache.length, len(self.token_ids) - 1)]
+        if self._former_experts is None or len(self._former_experts) <= len(rows):
+            return rows
+        return np.concatenate([rows, self._former_experts[len(rows) :]])
+
+    def add_token(self, token_id: int, logprob: float, top: TopLogprobs, version: str) -> None:
+        """Append a sampled token; its text is there once all bytes of its last character are."""
+        self.timings.first_token = self.timings.first_token or time.time()
+        self.token_ids.append(token_id)
+        self.output_ids.append(token_id)
+        self.output_logprobs.append(logprob)
+        self.output_top_logprobs.append(top)
+        self.text += self._text_stream.add([token_id])
+        if not self.weight_spans or self.weight_spans[-1].version != version:
+            self.weight_spans.append(WeightSpan(version, len(self.output_ids) - 1, len(self.output_ids) - 1))
+        self.weight_spans[-1].end += 1
+        self._has_news.set()
+
+    def finish(self, reason: FinishReason) -> None:
+        """End it; the first reason stands."""
+        if self.finish_reason is None:
+            self.finish_reason = reason
+            self.text += self._text_stream.add([], is_last=True)
+            if isinstance(reason.get("matched"), str):
+                self.text = self._cut_at(reason["matched"])
+            self.timings.finished = time.time()
+        self._has_news.set()
+
+    def _cut_at(self, stop: str) -> str:
+        end = self.text.find(stop) + (len(stop) if self.request.sampling.no_stop_trim else 0)
+        return self.text[:end]
+
+    async def progress(self) -> AsyncIterator[None]:
+        """Wait for news until it is finished; the last item comes with the end. One reader at a time."""
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            is_last = self.is_finished
+            yield
+            if is_last:
+                return
+
+    async def wait_finished(self) -> None:
+        """Return once it is finished."""
+        async for _ in self.progress():
+            pass
