@@ -65,7 +65,12 @@ class Connection:
     @property
     def peer_has_left(self) -> bool:
         """Whether the other side has closed or reset the connection (a half-close counts)."""
-        return self.wire.peer_has_left
+        return self.wire.peer_left_at is not None
+
+    @property
+    def peer_left_at(self) -> float | None:
+        """When that was (time.monotonic)."""
+        return self.wire.peer_left_at
 
     async def wait_for_leave(self, timeout_s: float | None = None) -> bool:
         """True as soon as the other side has left, False after ``timeout_s``."""

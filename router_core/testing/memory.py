@@ -27,13 +27,15 @@ def peak_memory_growth(pid: int) -> Iterator[MemoryGrowth]:
     On Linux the kernel keeps the peak (VmHWM, begun anew through clear_refs) and none is missed. Elsewhere, and where
     clear_refs may not be written, the resident set is looked at every few milliseconds.
     """
+    if _resident_kib(pid) == 0:
+        raise ProcessLookupError(f"no program runs with the process id {pid}")
     growth = MemoryGrowth()
     status = Path(f"/proc/{pid}/status")
     try:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
         start = _read_kib(status, "VmRSS")
     except (OSError, LookupError):
-        with _polled_peak(pid, growth):
+        with polled_peak(pid, growth):
             yield growth
         return
     yield growth
@@ -59,7 +61,8 @@ def _resident_kib(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def _polled_peak(pid: int, growth: MemoryGrowth) -> Iterator[None]:
+def polled_peak(pid: int, growth: MemoryGrowth) -> Iterator[None]:
+    """The fallback: looks at the resident set from a thread, so that a short peak may be missed."""
     start = peak = _resident_kib(pid)
     is_over = threading.Event()
 

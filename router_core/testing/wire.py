@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import cast
 
@@ -50,14 +51,16 @@ class Wire(asyncio.Protocol):
         self.is_ended = False
         """The other side has sent its last byte (FIN), and it is in the buffer or read."""
         self.is_lost = False
-        """The connection is gone, for whatever reason."""
+        """The connection is gone, whoever closed it."""
+        self.peer_left_at: float | None = None
+        """When the other side's FIN or RST came (time.monotonic)."""
         self.error: Exception | None = None
         """Why it was lost: ConnectionResetError after an RST, None after a close."""
         self._on_made = on_made
         self._buffer = bytearray()
         self._buffer_bytes = buffer_bytes
         self._is_held = False
-        self._is_full = False
+        self._is_paused = False
         self._is_congested = False
         self._changed = Signal()
 
@@ -76,12 +79,15 @@ class Wire(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self.is_ended = True
+        self.peer_left_at = time.monotonic()
         self._changed.notify()
         return True  # keep the sending direction open
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
         self.error = exc
+        if exc is not None and self.peer_left_at is None:
+            self.peer_left_at = time.monotonic()
         self._changed.notify()
 
     def pause_writing(self) -> None:
@@ -94,7 +100,8 @@ class Wire(asyncio.Protocol):
     # Reading.
 
     @property
-    def peer_has_left(self) -> bool:
+    def is_over(self) -> bool:
+        """No more bytes will come: the other side has left, or this one has."""
         return self.is_ended or self.is_lost
 
     async def read_some(self, max_bytes: int = 1 << 18) -> bytes:
@@ -143,8 +150,8 @@ class Wire(asyncio.Protocol):
         self._changed.notify()
 
     async def wait_for_end(self) -> None:
-        """Until the other side has left. Not noticed while reading is held or the buffer is full."""
-        await self._changed.wait_until(lambda: self.peer_has_left)
+        """Until no more bytes will come. Not noticed while reading is held or the buffer is full."""
+        await self._changed.wait_until(lambda: self.is_over)
 
     # Writing and leaving.
 
@@ -179,7 +186,7 @@ class Wire(asyncio.Protocol):
 
     async def _wait_for_bytes(self, before: bytearray | None = None) -> None:
         """Until there is a byte or the other side has ended; a reset after ``before`` is CutShortError."""
-        await self._changed.wait_until(lambda: (bool(self._buffer) or self.peer_has_left) and not self._is_held)
+        await self._changed.wait_until(lambda: (bool(self._buffer) or self.is_over) and not self._is_held)
         if not self._buffer and self.error is not None:
             if before is None:
                 raise ConnectionResetError(str(self.error)) from self.error
@@ -198,9 +205,9 @@ class Wire(asyncio.Protocol):
 
     def _set_reading(self) -> None:
         should_pause = self._is_held or len(self._buffer) >= self._buffer_bytes
-        if should_pause == self._is_full or self.peer_has_left:
+        if should_pause == self._is_paused or self.is_over:
             return
-        self._is_full = should_pause
+        self._is_paused = should_pause
         if should_pause:
             self._transport.pause_reading()
         else:

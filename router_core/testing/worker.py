@@ -157,7 +157,7 @@ class ScriptedWorker:
     def fault(
         self, *faults: Fault, times: int | None = 1, when: Callable[[ScriptedRequest], bool] = lambda request: True
     ) -> None:
-        """Bend the next ``times`` requests (None: all) of which ``when`` is true; several faults nest, first outside."""
+        """Bend the next ``times`` requests (None: all) of which ``when`` is true; several nest, the first outside."""
 
         def all_of(handler: Handler) -> Handler:
             for fault in reversed(faults):
@@ -211,7 +211,7 @@ class ScriptedWorker:
             while await self._serve_one(connection):
                 pass
         except ConnectionError as error:
-            if not connection.peer_has_left:  # else it is no error, and the connection says so
+            if not connection.wire.is_over:  # else it is no error, and the connection says so
                 self.errors.append(error)
         except Exception as error:  # noqa: BLE001 - a handler's own: raised again when the worker is left
             self.errors.append(error)
