@@ -21,7 +21,17 @@ from router_core.types import Session, Worker
 from router_core.workers import WorkerTable
 
 MAX_ADMIN_BODY_BYTES = 16 << 20
-CLAIMED = ("add_worker", "remove_worker", "list_workers", "workers", "sessions", "health", "liveness", "readiness", "plugins")
+CLAIMED = (
+    "add_worker",
+    "remove_worker",
+    "list_workers",
+    "workers",
+    "sessions",
+    "health",
+    "liveness",
+    "readiness",
+    "plugins",
+)
 """First path segments that the core takes."""
 
 
@@ -99,7 +109,7 @@ class WorkerRoutes:
             raise Reject(400, "missing_url", "give the worker's URL as ?url= or in a JSON body", "url")
         return url
 
-    # ------------------------------------------------------------------------------------------------ the /workers family
+    # ---------------------------------------------------------------------------------------------- the /workers family
     async def list(self, request: Request) -> Response:
         workers = [describe_worker(worker) for worker in self._workers]
         return JSONResponse({"workers": workers, "total": len(workers)})
@@ -115,7 +125,9 @@ class WorkerRoutes:
         if isinstance(body, dict):
             body = body.get("workers")
         if not isinstance(body, list):
-            raise Reject(400, "malformed_body", "the body must be a list of workers: URLs or objects with a url", "workers")
+            raise Reject(
+                400, "malformed_body", "the body must be a list of workers: URLs or objects with a url", "workers"
+            )
         wanted = [_checked_fields({"url": item} if isinstance(item, str) else item) for item in body]
         before = {worker: worker.is_ready for worker in self._workers}
         kept: list[Worker] = []
@@ -206,7 +218,7 @@ def _checked_fields(body: object) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     url = body.get("url") or body.get("worker_url")
     if not isinstance(url, str) or not url:
-        raise Reject(400, "missing_url", "a worker needs its URL: {\"url\": \"http://host:port\"}", "url")
+        raise Reject(400, "missing_url", 'a worker needs its URL: {"url": "http://host:port"}', "url")
     fields["url"] = url
     for name in ("worker_type", "api_key"):
         if (value := body.get(name)) is not None:
@@ -240,9 +252,7 @@ def _flag(request: Request, name: str, *, default: bool) -> bool:
 class SessionRoutes:
     """``/sessions``: opening, looking at and closing; turns are the proxy's."""
 
-    def __init__(
-        self, sessions: SessionTable, plans: Plans, outside: OutsideHooks, settings: RouterSettings
-    ) -> None:
+    def __init__(self, sessions: SessionTable, plans: Plans, outside: OutsideHooks, settings: RouterSettings) -> None:
         self._sessions = sessions
         self._plans = plans
         self._outside = outside

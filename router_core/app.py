@@ -58,9 +58,7 @@ class Application:
         )
         self._tasks = Tasks(settings.max_background_tasks)
         self._work = Tasks(settings.max_background_tasks)
-        self.workers = WorkerTable(
-            self._clock, max_workers=settings.max_workers, on_change=self.outside.worker_changed
-        )
+        self.workers = WorkerTable(self._clock, max_workers=settings.max_workers, on_change=self.outside.worker_changed)
         self.sessions = SessionTable(
             self._clock,
             max_sessions=settings.max_sessions,
@@ -74,9 +72,7 @@ class Application:
         self.router = Router(settings, self._clock, self._tasks, self.workers, self.sessions, self._control)
         self.router.find_tokenizer = self.outside.find_tokenizer
         self.router.session_moved = self.outside.session_moved
-        self.proxy = Proxy(
-            settings, self.plans, self.workers, self.sessions, self._upstream, self._work, self._clock
-        )
+        self.proxy = Proxy(settings, self.plans, self.workers, self.sessions, self._upstream, self._work, self._clock)
         self.app = self._wrap(self._front(), middlewares)
         for url in settings.workers:
             try:
@@ -157,7 +153,9 @@ def _middleware_paths(config: Config) -> tuple[list[PluginSource], list[tuple[st
             elif inspect.isclass(found):
                 middlewares.append((path, found))
             else:
-                raise ConfigError(f"{path!r} is neither a plugin class nor an ASGI middleware class", where=where, key=key)
+                raise ConfigError(
+                    f"{path!r} is neither a plugin class nor an ASGI middleware class", where=where, key=key
+                )
     return sources, middlewares
 
 
@@ -194,5 +192,3 @@ def _response(error: Exception) -> Response:
         answer.status,
         {name: value for name, value in answer.headers if name != "content-length"},
     )
-
-

@@ -26,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="router-core", description="A router between RL rollouts and inference workers.")
+    parser = argparse.ArgumentParser(
+        prog="router-core", description="A router between RL rollouts and inference workers."
+    )
     parser.add_argument("--version", action="version", version=f"router-core {version('router-core')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -66,7 +68,9 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slime-router-middleware-paths", nargs="+", action="extend", metavar="PATH", help="the same, last = outermost"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. plugins.health.interval_s=2")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. plugins.health.interval_s=2"
+    )
     parser.add_argument("--profile", metavar="NAME", help="the profile whose switches hold for the whole process")
     parser.add_argument("--ready-file", metavar="FILE", help="gets one JSON line once the port is open")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
@@ -121,9 +125,9 @@ def _plugins(options: argparse.Namespace) -> int:
 
 
 def _engine(options: argparse.Namespace) -> int:
-    from router_core.reference_engine import serve
+    from router_core.reference_engine import run_engine
 
-    return int(serve(options) or 0)
+    return run_engine(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

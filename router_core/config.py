@@ -103,8 +103,9 @@ def load(
 ) -> Config:
     """Reads all sources.
 
-    ``flags`` maps dotted keys to values; ``settings`` are ``--set`` texts ``KEY=VALUE``; ``enable``, ``disable`` and
-    the process's ``profile`` change the list of plugins at last. Raises ConfigError naming file and key.
+    ``file`` is None for ``./plugins.toml`` if there is one, and empty for none. ``flags`` maps dotted keys to values;
+    ``settings`` are ``--set`` texts ``KEY=VALUE``; ``enable``, ``disable`` and the process's ``profile`` change the
+    list of plugins at last. Raises ConfigError naming file and key.
     """
     layers = [
         _flag_layer(flags or {}, settings),
@@ -130,7 +131,9 @@ def load(
             sources["enabled"] = "--enable"
     for name in disable:
         if name not in enabled:
-            raise ConfigError(f"{name!r} is not enabled; enabled are: {', '.join(enabled) or 'none'}", where="--disable")
+            raise ConfigError(
+                f"{name!r} is not enabled; enabled are: {', '.join(enabled) or 'none'}", where="--disable"
+            )
         enabled.remove(name)
     _check_once(enabled, sources.get("enabled", "default"))
     return Config(router, tuple(enabled), document.plugins, document.profiles, profile, sources)
@@ -202,6 +205,8 @@ def _environment_layer(environment: Mapping[str, str]) -> _Layer:
 
 
 def _file_layer(file: str | None) -> _Layer:
+    if file == "":
+        return _Layer({}, {})
     if file is None:
         if not Path(DEFAULT_FILE).is_file():
             return _Layer({}, {})
@@ -231,4 +236,3 @@ def _put(layer: _Layer, parts: Sequence[str], value: Any, origin: str) -> None:
         table = nested
     table[parts[-1]] = value
     layer.origins[".".join(parts)] = origin
-

@@ -16,7 +16,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class Delivery:
     """The client's side of one exchange, on its way out."""
 
-    def __init__(self, exchange: Exchange, plan: Plan, send: Send, *, http_version: str, max_collected_bytes: int) -> None:
+    def __init__(
+        self, exchange: Exchange, plan: Plan, send: Send, *, http_version: str, max_collected_bytes: int
+    ) -> None:
         self._exchange = exchange
         self._send = send
         self._collects = http_version == "1.0"

@@ -1,16 +1,16 @@
 """Every error the router raises, as one small tree.
 
-    RouterError
-    ├── ConfigError                 wrong configuration; raised before the first request
-    ├── Reject                      the request is refused: status, code, message, param
-    │   ├── MalformedBody           400, the body is not the JSON that was asked for
-    │   └── NoWorker                503, nobody may take the request
-    ├── ClientLeft                  the client closed its connection
-    ├── WorkerFault                 502, an attempt failed at its worker
-    │   ├── WorkerUnreachable       no connection: nothing was sent
-    │   ├── WorkerLost              the connection broke before the answer was whole
-    │   └── WorkerProtocolError     what came back is not HTTP
-    └── PluginError                 500, a hook raised, hung or answered nonsense
+RouterError
+├── ConfigError                 wrong configuration; raised before the first request
+├── Reject                      the request is refused: status, code, message, param
+│   ├── MalformedBody           400, the body is not the JSON that was asked for
+│   └── NoWorker                503, nobody may take the request
+├── ClientLeft                  the client closed its connection
+├── WorkerFault                 502, an attempt failed at its worker
+│   ├── WorkerUnreachable       no connection: nothing was sent
+│   ├── WorkerLost              the connection broke before the answer was whole
+│   └── WorkerProtocolError     what came back is not HTTP
+└── PluginError                 500, a hook raised, hung or answered nonsense
 """
 
 from __future__ import annotations

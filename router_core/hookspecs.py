@@ -67,9 +67,10 @@ async def around_upstream(exchange: Exchange, call_next: CallNext) -> Answer:
 
     Async onion, the first in ``enabled`` is the outermost. ``await call_next(exchange)`` any number of times: the
     innermost call is one attempt, with a worker selected anew (without ``exchange.excluded_workers``). It raises
-    WorkerFault where the worker failed before its answer began, NoWorker where nobody may take the request. The answer may be wrapped:
-    ``answer.chunks = wrapped(answer.chunks)``; who reads or wraps it calls ``exchange.request.accept_identity()``
-    before ``call_next``. An answer that is not returned is closed by the core. No deadline.
+    WorkerFault where the worker failed before its answer began, NoWorker where nobody may take the request. The answer
+    may be wrapped: ``answer.chunks = wrapped(answer.chunks)``; who reads or wraps it calls
+    ``exchange.request.accept_identity()`` before ``call_next``. An answer that is not returned is closed by the core.
+    No deadline.
     """
     raise NotImplementedError
 
@@ -134,7 +135,10 @@ def response_end(exchange: Exchange, outcome: Outcome) -> None:
 # ------------------------------------------------------------------------------------------------ outside a request
 @hookspec
 async def startup(router: Router) -> None:
-    """Before the first request: keep ``router``, start background work with ``router.spawn``. A raise stops the start."""
+    """Before the first request: keep ``router``, start background work with ``router.spawn``.
+
+    Async, in turn. A raise stops the start of the router.
+    """
 
 
 @hookspec

@@ -19,4 +19,6 @@ def plugin_table(registry: Registry, enabled: Collection[str]) -> str:
         if name not in loaded:
             rows.append(("-", name, "off", source.version, source.distribution, "(not imported)"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -32,9 +32,8 @@ class OutsideHooks:
                 except ConfigError:
                     raise
                 except Exception as error:
-                    raise ConfigError(f"plugin {plugin.name!r} did not start: {error!r}") from plugin.failed(
-                        "startup", error
-                    )
+                    plugin.failed("startup", error)
+                    raise ConfigError(f"plugin {plugin.name!r} did not start: {error!r}") from error
             self._started.append(plugin)
 
     async def shutdown(self) -> None:

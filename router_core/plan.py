@@ -170,7 +170,7 @@ class Plan:
                 return await call(*args)
         except RouterError:
             raise
-        except Exception as error:  # noqa: BLE001  # a plugin may raise anything; it costs its own exchange only
+        except Exception as error:  # a plugin may raise anything; it costs its own exchange only
             if isinstance(error, TimeoutError) and deadline.expired():
                 error = TimeoutError(f"no answer within {self._timeout_s:g} s (router.hook_timeout_s)")
             failure = plugin.failed(hook, error)
@@ -184,9 +184,7 @@ class Plan:
             return await attempt(exchange)
         return await self._layer(0, exchange, attempt)
 
-    async def _layer(
-        self, depth: int, exchange: Exchange, attempt: Callable[[Exchange], Awaitable[Answer]]
-    ) -> Answer:
+    async def _layer(self, depth: int, exchange: Exchange, attempt: Callable[[Exchange], Awaitable[Answer]]) -> Answer:
         if depth == len(self._around):
             return await attempt(exchange)
         plugin, call = self._around[depth]

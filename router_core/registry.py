@@ -115,7 +115,9 @@ class Registry:
         if name not in self._sources:
             key = "enabled" if name in self.enabled else "router.available"
             key = next((f"profiles.{p}.enable" for p, v in self._config.profiles.items() if name in v.enable), key)
-            raise ConfigError(f"there is no plugin {name!r}{self._suggest(name)}", where=self._config.where(key), key=key)
+            raise ConfigError(
+                f"there is no plugin {name!r}{self._suggest(name)}", where=self._config.where(key), key=key
+            )
         return self._sources[name]
 
     # -------------------------------------------------------------------------------------------------------- loading
@@ -132,7 +134,8 @@ class Registry:
         _check_class(name, cls, source.origin)
         settings = self._settings(name, cls)
         try:
-            instance = cls(settings) if cls.__init__ is not object.__init__ else cls()
+            factory: Any = cls
+            instance = factory(settings) if cls.__init__ is not object.__init__ else factory()
         except ConfigError:
             raise
         except Exception as error:
@@ -198,7 +201,9 @@ def _check_class(name: str, cls: type[Any], origin: str) -> None:
         try:
             fits = SpecifierSet(requires).contains(str(API_VERSION))
         except InvalidSpecifier:
-            raise ConfigError(f"plugin {name!r}: requires_api = {requires!r} is no version range", where=origin) from None
+            raise ConfigError(
+                f"plugin {name!r}: requires_api = {requires!r} is no version range", where=origin
+            ) from None
         if not fits:
             raise ConfigError(f"plugin {name!r} needs hook API {requires}, this is version {API_VERSION}", where=origin)
     if getattr(cls, "on_error", "fail") not in ("fail", "skip"):
@@ -214,7 +219,9 @@ def _check_class(name: str, cls: type[Any], origin: str) -> None:
         marked = True
         _check_hook(name, attribute, function, options, origin)
     if not marked:
-        raise ConfigError(f"plugin {name!r}: {cls.__qualname__} implements no hook (mark methods @hookimpl)", where=origin)
+        raise ConfigError(
+            f"plugin {name!r}: {cls.__qualname__} implements no hook (mark methods @hookimpl)", where=origin
+        )
 
 
 def _check_hook(name: str, hook: str, function: Any, options: Mapping[str, Any], origin: str) -> None:

@@ -19,7 +19,11 @@ log = logging.getLogger("router_core")
 
 BACKLOG = 8192
 KEEP_ALIVE_S = 75
-QUIET = ("ASGI callable returned without completing response.", "Unsupported upgrade request.", "No supported WebSocket")
+QUIET = (
+    "ASGI callable returned without completing response.",
+    "Unsupported upgrade request.",
+    "No supported WebSocket",
+)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -54,7 +58,7 @@ class Server(uvicorn.Server):
         settings = application.config.router
         super().__init__(
             uvicorn.Config(
-                application.app,  # type: ignore[arg-type]  # an ASGI app of our own protocol
+                application.app,
                 http="httptools",
                 ws="none",
                 loop="auto",

@@ -151,7 +151,8 @@ class SessionTable:
         if session.secret is not None:
             given = (exchange.request.headers.get("authorization") or "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode("latin-1"), session.secret.encode()):
-                raise Reject(401, "wrong_secret", f"session {session.id!r} needs its secret as the api key", "authorization")
+                message = f"session {session.id!r} needs its secret as the api key"
+                raise Reject(401, "wrong_secret", message, "authorization")
             exchange.request.headers.remove("authorization")
         exchange.session = session
         session.running.add(exchange)

@@ -176,7 +176,8 @@ class _Exchange:
             lines.append(b"content-length: %d\r\n\r\n" % len(request.body))
             lines.append(request.body)
         elif request.stream is not None:
-            framing = b"transfer-encoding: chunked" if request.length is None else b"content-length: %d" % request.length
+            length = request.length
+            framing = b"transfer-encoding: chunked" if length is None else b"content-length: %d" % length
             lines.append(framing + b"\r\n\r\n")
         else:
             lines.append(b"\r\n")
@@ -252,7 +253,8 @@ class _Exchange:
         except http_exceptions.HttpProcessingError as error:
             raise WorkerProtocolError(f"{self._base_url}: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise WorkerLost(f"{self._base_url}: {_why(error)} in the middle of the answer", request_sent=True) from error
+            message = f"{self._base_url}: {_why(error)} in the middle of the answer"
+            raise WorkerLost(message, request_sent=True) from error
         self._finish()
         return b""
 

@@ -82,13 +82,13 @@ class Health:
 
     async def _probe_forever(self, router: Router, worker: Worker) -> None:
         settings = self._settings
-        while worker.state is not WorkerState.REMOVED:
+        while True:
             record = self._record(worker)
             is_out = worker.state is WorkerState.QUARANTINED
             await router.clock.sleep(
                 record.pause_s(settings.interval_s, settings.max_interval_s) if is_out else settings.interval_s
             )
-            if worker.state is WorkerState.REMOVED:
+            if worker.is_gone:
                 return
             generation, since = worker.generation, router.clock.now()
             answer = await router.control.call(worker, "GET", settings.path, timeout_s=settings.timeout_s)

@@ -1,0 +1,32 @@
+"""The nouns of the router: what hooks are given and what they give back.
+
+Everything here belongs to one event loop. Plugins read these objects and change them only by their methods or where
+a hook's contract says so.
+"""
+
+from router_core.types.answer import MAX_COLLECTED_BYTES, Answer
+from router_core.types.attempt import Attempt, Outcome, OutcomeKind
+from router_core.types.exchange import Decision, Exchange, ExchangeServices, Identity, Session
+from router_core.types.request import BodySource, Request
+from router_core.types.state import State, StateKey
+from router_core.types.worker import Scores, Worker, WorkerState
+
+__all__ = [
+    "MAX_COLLECTED_BYTES",
+    "Answer",
+    "Attempt",
+    "BodySource",
+    "Decision",
+    "Exchange",
+    "ExchangeServices",
+    "Identity",
+    "Outcome",
+    "OutcomeKind",
+    "Request",
+    "Scores",
+    "Session",
+    "State",
+    "StateKey",
+    "Worker",
+    "WorkerState",
+]

@@ -1,0 +1,87 @@
+"""One try at one worker, and how tries and exchanges end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from router_core.types.request import Request
+from router_core.types.worker import Worker
+
+
+class OutcomeKind(StrEnum):
+    """How an exchange or an attempt ended."""
+
+    OK = "ok"
+    """The answer passed whole; also a worker's 4xx."""
+    WORKER_ERROR = "worker_error"
+    """The worker answered 5xx, or something that is not HTTP."""
+    WORKER_LOST = "worker_lost"
+    """No connection to the worker, or it broke before the answer was whole."""
+    CLIENT_LEFT = "client_left"
+    REJECTED = "rejected"
+    """Refused by the router or a plugin before a worker answered."""
+    TIMED_OUT = "timed_out"
+    """A deadline of the router passed, that of shutdown included."""
+    FAILED = "failed"
+    """A fault of a plugin or of the router itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an exchange or an attempt ended, with the status the client or router saw and the error's code."""
+
+    kind: OutcomeKind
+    status: int | None = None
+    code: str | None = None
+    message: str | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        return self.kind is OutcomeKind.OK
+
+
+class Attempt:
+    """One try of an exchange at one worker. Times are clock seconds, None until they happen."""
+
+    __slots__ = (
+        "_close",
+        "ended_at",
+        "error",
+        "first_byte_at",
+        "generation",
+        "outcome",
+        "request",
+        "request_sent",
+        "started_at",
+        "status",
+        "worker",
+    )
+
+    def __init__(self, worker: Worker, request: Request, started_at: float) -> None:
+        self.worker = worker
+        self.generation = worker.generation
+        """The worker's generation when it was chosen."""
+        self.request = request
+        """A copy of the exchange's request: `attempt_start` changes it for this attempt alone."""
+        self.started_at = started_at
+        self.request_sent = False
+        """Whether a byte of the request may have reached the worker."""
+        self.first_byte_at: float | None = None
+        self.ended_at: float | None = None
+        self.status: int | None = None
+        self.outcome: Outcome | None = None
+        self.error: BaseException | None = None
+        """What stopped it, if something did."""
+        self._close: Callable[[], None] | None = None
+
+    def on_end(self, close: Callable[[], None]) -> None:
+        """For the core: how to give up the worker's connection."""
+        self._close = close
+
+    def close(self) -> None:
+        """For the core: gives up the worker's connection, once."""
+        close, self._close = self._close, None
+        if close is not None:
+            close()

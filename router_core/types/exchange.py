@@ -1,0 +1,176 @@
+"""One request of a client and its answer, and the session it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from router_core.errors import RouterError
+from router_core.types.attempt import Attempt
+from router_core.types.request import Request
+from router_core.types.state import State
+from router_core.types.worker import Worker
+
+
+class Session:
+    """One agent run: the exchanges below ``/sessions/{id}/`` or with its id in a header."""
+
+    __slots__ = (
+        "bound_headers",
+        "cache_salt",
+        "closing",
+        "id",
+        "last_used_at",
+        "opened_at",
+        "profile",
+        "running",
+        "secret",
+        "state",
+    )
+
+    def __init__(self, id: str, *, opened_at: float, profile: str | None = None) -> None:
+        self.id = id
+        self.profile = profile
+        self.opened_at = self.last_used_at = opened_at
+        self.bound_headers: list[tuple[bytes, bytes]] = []
+        """Fields that every turn carries to the worker; a turn cannot override them."""
+        self.cache_salt: str | None = None
+        self.secret: str | None = None
+        self.running: set[Exchange] = set()
+        self.closing = False
+        self.state = State()
+        """What plugins keep about this session."""
+
+    @property
+    def inflight(self) -> int:
+        return len(self.running)
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id} inflight={self.inflight}{' closing' if self.closing else ''}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a request belongs to, beside its session. What a plugin's `identify` answers."""
+
+    group: str | None = None
+    """Requests of one prompt (a GRPO group)."""
+    trajectory: str | None = None
+    version_tag: str | None = None
+    """The oldest weight version that may serve it."""
+
+
+@dataclass(slots=True)
+class Decision:
+    """One selection: who could have taken the request, why the others were out, and the sums of the scores."""
+
+    candidates: Sequence[Worker] = ()
+    scores: Mapping[Worker, float] | None = None
+    out: Mapping[str, str] | None = None
+    """Worker url -> why it was no candidate."""
+    chosen: Worker | None = None
+
+
+class ExchangeServices(Protocol):
+    """What the core does for an exchange on behalf of plugins."""
+
+    def settings_of(self, plugin: object) -> Any: ...
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> object: ...
+
+
+class Exchange:
+    """One request of a client and its answer."""
+
+    __slots__ = (
+        "_interrupt",
+        "_pending",
+        "_services",
+        "attempts",
+        "client_host",
+        "decision",
+        "ended_at",
+        "excluded_workers",
+        "id",
+        "identity",
+        "interruption",
+        "request",
+        "session",
+        "session_id",
+        "started_at",
+        "state",
+        "switches",
+    )
+
+    def __init__(self, id: str, request: Request, *, started_at: float) -> None:
+        self.id = id
+        self.request = request
+        self.session: Session | None = None
+        """The open session it belongs to, if there is one."""
+        self.session_id: str | None = None
+        """The session's id from path or header, whether or not such a session was opened."""
+        self.identity = Identity()
+        self.client_host: str | None = None
+        self.attempts: list[Attempt] = []
+        self.excluded_workers: set[Worker] = set()
+        """Workers that the next selection must not choose; plugins add to it."""
+        self.decision: Decision | None = None
+        """The newest selection."""
+        self.started_at = started_at
+        self.ended_at: float | None = None
+        self.state = State()
+        """What plugins keep about this exchange."""
+        self.interruption: RouterError | None = None
+        """Why the core stopped the exchange from outside: ClientLeft, or a Reject."""
+        self.switches: tuple[str | None, str | None] = (None, None)
+        """Profile and plugins that the request's own headers asked for."""
+        self._services: ExchangeServices | None = None
+        self._interrupt: Callable[[], object] | None = None
+        self._pending: RouterError | None = None
+
+    @property
+    def target(self) -> str:
+        """The raw path that the worker is asked for, without the query: for a session's turn what follows its id."""
+        return self.request.path.decode("latin-1")
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker of the newest attempt."""
+        return self.attempts[-1].worker if self.attempts else None
+
+    def settings(self, plugin: object) -> Any:
+        """The plugin's own settings as they hold for this exchange."""
+        if self._services is None:
+            raise RuntimeError("an exchange has settings once its plan is known")
+        return self._services.settings_of(plugin)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str = "exchange work") -> None:
+        """Runs longer work after or beside the exchange; bounded in number, awaited at shutdown."""
+        if self._services is None:
+            work.close()
+            raise RuntimeError("an exchange runs work once its plan is known")
+        self._services.spawn(work, name=name)
+
+    def interrupt(self, why: RouterError) -> None:
+        """Stops the exchange wherever it is. The first reason stands; a Reject before the head has left is answered."""
+        if self.interruption is None and self._interrupt is not None:
+            self.interruption = self._pending = why
+            self._interrupt()
+
+    # for the core
+    def serve_by(self, services: ExchangeServices) -> None:
+        """Its plan is known: settings and background work come from here."""
+        self._services = services
+
+    def on_interrupt(self, stop: Callable[[], object] | None) -> None:
+        """How to stop the task that runs this exchange; None once it has ended."""
+        self._interrupt = stop
+
+    def take_interruption(self) -> RouterError | None:
+        """The interruption, once: whoever takes it acts on it."""
+        pending, self._pending = self._pending, None
+        return pending
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.id} {self.request.method} {self.target}>"

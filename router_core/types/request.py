@@ -1,0 +1,121 @@
+"""A request on its way to a worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import orjson
+
+from router_core.errors import MalformedBody
+from router_core.headers import Headers
+from router_core.splice import set_top_level_key
+
+
+class BodySource(Protocol):
+    """Where a request's body comes from. One source serves every attempt of an exchange."""
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether the client announced a body, be it empty."""
+
+    @property
+    def whole(self) -> bytes | None:
+        """The body, once every byte of it is in memory."""
+
+    @property
+    def length(self) -> int | None:
+        """Its length in bytes as the client declared it."""
+
+    async def read_all(self) -> bytes:
+        """The body whole, kept for later calls. Raises ClientLeft."""
+
+    def stream(self) -> AsyncIterator[bytes]:
+        """The body piece by piece, not kept: only one attempt can stream. Raises ClientLeft."""
+
+
+class Request:
+    """A request on its way to a worker. What is not changed here arrives byte for byte as the client sent it."""
+
+    __slots__ = ("_body", "_edits", "_source", "headers", "method", "path", "query")
+
+    def __init__(self, method: str, path: bytes, query: bytes, headers: Headers, source: BodySource) -> None:
+        self.method = method
+        self.path = path
+        """Raw path, as the client wrote it (without a session prefix)."""
+        self.query = query
+        """Raw query, without the question mark."""
+        self.headers = headers
+        """The client's end-to-end fields; what is changed here reaches the worker."""
+        self._source = source
+        self._body: bytes | None = None
+        self._edits: list[tuple[str, bytes]] = []
+
+    async def body(self) -> bytes:
+        """The body, whole, with every change applied.
+
+        Raises ClientLeft, and Reject (413) above ``[router] max_body_bytes``.
+        """
+        if self._body is None:
+            body = await self._source.read_all()
+            if not self._edits:
+                return body
+            for name, value in self._edits:
+                body = set_top_level_key(body, name, value)
+            self._edits, self._body = [], body
+        return self._body
+
+    async def json(self) -> Any:
+        """The body as JSON (NaN and Infinity pass). Raises MalformedBody, which becomes a 400 if nobody catches it."""
+        body = await self.body()
+        try:
+            return orjson.loads(body)
+        except orjson.JSONDecodeError:
+            try:
+                return json.loads(body)
+            except ValueError as error:
+                raise MalformedBody(f"the body is not JSON: {error}") from error
+
+    def set_body(self, body: bytes) -> None:
+        """Replaces the body: exactly these bytes reach the worker, with a right Content-Length."""
+        self._edits = []
+        self._body = body
+        self.headers.remove("content-encoding")
+
+    def set_key(self, name: str, value: Any) -> None:
+        """Sets one top-level key of a JSON body; the other bytes stay as they are. ``value`` is JSON-serialisable.
+
+        A body that is no JSON object is left alone: the worker's own 400 tells the client.
+        """
+        text = orjson.dumps(value)
+        if self._body is not None:
+            self._body = set_top_level_key(self._body, name, text)
+        else:
+            self._edits.append((name, text))
+
+    def accept_identity(self) -> None:
+        """Asks the worker for an uncompressed answer; call it before ``call_next`` if you will read the answer."""
+        self.headers.set("accept-encoding", "identity")
+
+    @property
+    def has_edits(self) -> bool:
+        """Whether changes wait for the body to be read."""
+        return bool(self._edits)
+
+    @property
+    def source(self) -> BodySource:
+        return self._source
+
+    @property
+    def ready_body(self) -> bytes | None:
+        """The body as it would be sent, if it is in memory already."""
+        if self._body is not None:
+            return self._body
+        return None if self._edits else self._source.whole
+
+    def fork(self) -> Request:
+        """A copy for one attempt: changing it leaves this one alone. Bodies are shared, not copied."""
+        copy = Request(self.method, self.path, self.query, self.headers.copy(), self._source)
+        copy._body, copy._edits = self._body, list(self._edits)
+        return copy

@@ -1,0 +1,54 @@
+"""Values that plugins keep on the router's objects, typed and private by their key."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class StateKey(Generic[T]):
+    """Names a value that a plugin keeps on an exchange, session or worker. Who holds the key sees the value.
+
+    >>> RID = StateKey[str]("rid")
+    >>> exchange.state[RID] = "r-1"
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"StateKey({self.name!r})"
+
+
+class State:
+    """Values by `StateKey`; private to a plugin as long as it keeps the key to itself."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values: dict[StateKey[Any], Any] = {}
+
+    def __getitem__(self, key: StateKey[T]) -> T:
+        return self._values[key]  # type: ignore[no-any-return]  # the key carries the type
+
+    def __setitem__(self, key: StateKey[T], value: T) -> None:
+        self._values[key] = value
+
+    def __contains__(self, key: StateKey[Any]) -> bool:
+        return key in self._values
+
+    @overload
+    def get(self, key: StateKey[T]) -> T | None: ...
+    @overload
+    def get(self, key: StateKey[T], default: D) -> T | D: ...
+    def get(self, key: StateKey[Any], default: Any = None) -> Any:
+        return self._values.get(key, default)
+
+    def pop(self, key: StateKey[T]) -> T | None:
+        """Takes the value away and returns it, or None."""
+        value: T | None = self._values.pop(key, None)
+        return value

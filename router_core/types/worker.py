@@ -1,0 +1,93 @@
+"""An inference worker as the router knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from router_core.types.state import State
+
+
+class WorkerState(StrEnum):
+    """Whether a worker gets new requests: only a ready one does."""
+
+    READY = "ready"
+    STARTING = "starting"
+    """Registered, and not seen to be up yet."""
+    QUARANTINED = "quarantined"
+    """Out for a reason; running requests go on; it comes back by itself or by registering again."""
+    DRAINING = "draining"
+    """Leaving: the running requests finish, then it is gone."""
+    REMOVED = "removed"
+    """Gone; a worker registered later on the same URL is another object."""
+
+
+class Worker:
+    """One inference server (or one data-parallel rank of it). Compared by identity.
+
+    ``generation`` rises each time the worker is registered; a result of an older generation touches nothing.
+    """
+
+    __slots__ = (
+        "api_key",
+        "base_url",
+        "dp_rank",
+        "generation",
+        "id",
+        "inflight",
+        "key",
+        "labels",
+        "last_byte_at",
+        "last_pick",
+        "priority",
+        "reason",
+        "registered_at",
+        "state",
+        "state_of",
+        "url",
+        "weight_version",
+        "worker_type",
+    )
+
+    def __init__(self, *, id: str, url: str, key: str, base_url: str, dp_rank: int | None, generation: int) -> None:
+        self.id = id
+        self.url = url
+        """Exactly as it was registered first."""
+        self.key = key
+        """The identity: the normalised URL, with ``@rank`` where it names one."""
+        self.base_url = base_url
+        """Scheme, host, port and path prefix, without a trailing slash: a target is appended to it."""
+        self.dp_rank = dp_rank
+        self.generation = generation
+        self.state = WorkerState.READY
+        self.reason: str | None = None
+        """Why the worker is not ready."""
+        self.inflight = 0
+        """Attempts that were sent to it and whose last byte has not passed yet. Counted by the core alone."""
+        self.weight_version: str | None = None
+        self.worker_type = "regular"
+        self.labels: dict[str, str] = {}
+        self.priority: float | None = None
+        self.api_key: str | None = None
+        self.registered_at = 0.0
+        self.last_byte_at = 0.0
+        """Clock time (s) of the newest byte that came from it."""
+        self.last_pick = 0
+        """Serial number of its newest selection; ties are broken by the smallest."""
+        self.state_of = State()
+        """What plugins keep about this worker."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is WorkerState.READY
+
+    @property
+    def is_gone(self) -> bool:
+        return self.state is WorkerState.REMOVED
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id} {self.url} {self.state} inflight={self.inflight}>"
+
+
+Scores = Mapping[Worker, float]
+"""Worker -> how good it is, in [0, 1]; a missing worker counts as 0."""
