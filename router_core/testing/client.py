@@ -74,12 +74,18 @@ class RawClient:
         on_chunk: Callable[[bytes], None] | None = None,
         timeout_s: float | None = TIMEOUT_S,
     ) -> RawAnswer:
-        """Build a request, send it, read its answer to the end."""
-        await self.send(
-            build_request(method, target, headers, body, host=f"{self.host}:{self.port}", json=json),
-            timeout_s=timeout_s,
-        )
-        return await self.read_answer(method, on_chunk=on_chunk, timeout_s=timeout_s)
+        """Build a request, send it, read its answer to the end.
+
+        An answer that comes before the upload is through ends the upload; the connection is then of no more use.
+        """
+        host = f"{self.host}:{self.port}"
+        asked = build_request(method, target, headers, body, host=host, json=json)
+        sending = asyncio.create_task(self.send(asked, timeout_s=timeout_s))
+        try:
+            return await self.read_answer(method, on_chunk=on_chunk, timeout_s=timeout_s)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def read_head(self, method: str = "POST", *, timeout_s: float | None = TIMEOUT_S) -> RawAnswer:
         """The next final answer's head, with the interim ones before it. ``method`` says whether a body may follow.

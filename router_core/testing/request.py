@@ -1,6 +1,7 @@
 """A request as a scripted worker received it."""
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 class ScriptedRequest(Head):
     """One request in the bytes that came: ``raw`` (its head), ``headers`` (pairs in order), ``target``, ``body``."""
 
-    def __init__(self, raw: bytes, connection: "Connection") -> None:
+    def __init__(self, raw: bytes, connection: "Connection", on_read: Callable[[], None] = lambda: None) -> None:
         super().__init__(raw)
         parts = self.first_line.split(b" ")
         if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
@@ -32,6 +33,7 @@ class ScriptedRequest(Head):
         self.is_handled = False
         """Whether its handler has ended."""
         self._reader = BodyReader(connection.wire, self.framing, self.length if self.framing == "length" else 0)
+        self._on_read = on_read
         self._awaits_continue = (self.get("expect") or "").lower() == "100-continue"
 
     @property
@@ -65,7 +67,10 @@ class ScriptedRequest(Head):
         if self._awaits_continue and not self._reader.is_done:
             self._awaits_continue = False
             await self.connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return await self._reader.read_piece()
+        piece = await self._reader.read_piece()
+        if self._reader.is_done:
+            self._on_read()
+        return piece
 
     async def read_body(self, *, keep: bool = True) -> bytes:
         """The whole body. Cut short it is what came, and ``clean`` is False. ``keep=False`` throws it away."""

@@ -224,7 +224,7 @@ class ScriptedWorker:
         head = await read_head(connection.wire)
         if head is None:
             return False
-        request = ScriptedRequest(head.raw, connection)
+        request = ScriptedRequest(head.raw, connection, on_read=self._changed.notify)
         connection.requests_read += 1
         connection.answers_head = request.method == "HEAD"
         if self.health.claims(request):
@@ -251,7 +251,6 @@ class ScriptedWorker:
 
     async def _read_and_answer(self, request: ScriptedRequest, connection: Connection) -> bool | None:
         await request.read_body(keep=self._keep_bodies)
-        self._changed.notify()
         if request.clean is False:
             return False
         return await self.handler(request, connection)

@@ -135,6 +135,14 @@ async def test_what_came_before_a_reset_is_kept() -> None:
         assert (answer.body, answer.clean) == (b"kept", False)
 
 
+async def test_an_answer_before_the_upload_is_through_is_read() -> None:
+    async with ScriptedWorker(receive_buffer_bytes=1 << 14) as worker:
+        worker.fault(Faults.early_answer(413, then="read"))
+        assert (await exchange_once(worker.port, body=b"x" * (32 << 20))).status == 413
+        await worker.wait_until_idle()
+        assert worker.requests[0].clean is False
+
+
 async def test_end_sending_is_a_half_close_and_the_answer_still_comes() -> None:
     async with ScriptedWorker() as worker, RawClient(worker.port) as client:
         worker.handler = reply(b"heard")

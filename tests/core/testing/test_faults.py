@@ -99,6 +99,20 @@ async def test_stall_reads_the_request_and_never_answers() -> None:
         assert request.peer_left
 
 
+async def test_a_request_under_a_fault_is_waited_for_until_its_body_has_come() -> None:
+    async with ScriptedWorker() as worker, RawClient(worker.port) as client:
+        worker.fault(Faults.stall())
+        upload = build_request(body=b"in two parts")
+        await client.send(upload[:-5])
+        await worker.wait_until(lambda: worker.live == 1)
+        waiting = asyncio.create_task(worker.wait_for_requests(1))
+        await asyncio.wait([waiting], timeout=0.02)
+        assert not waiting.done()
+        await client.send(upload[-5:])
+        (request,) = await waiting
+        assert request.body == b"in two parts"
+
+
 async def test_stall_amid_falls_silent_after_the_first_events() -> None:
     async with ScriptedWorker() as worker, RawClient(worker.port) as client:
         worker.fault(Faults.stall_amid(after_pieces=1))

@@ -48,7 +48,7 @@ def test_a_peak_is_seen_after_it_has_gone(program: subprocess.Popen[str]) -> Non
 def test_polling_sees_a_peak_too(program: subprocess.Popen[str]) -> None:
     growth = memory.MemoryGrowth()
     with memory.polled_peak(program.pid, growth):
-        for _ in range(20):
+        for _ in range(6):
             take(program, 100 << 20)
     assert 50 < growth.peak_mib < 130
 
