@@ -1,0 +1,114 @@
+"""A real engine on a loopback port, and what its answers must be."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pybase64
+import pytest
+
+from router_core.reference_engine import running_engine
+from router_core.reference_engine.model import Model, Row
+from router_core.reference_engine.sampling import log_softmax
+
+
+@dataclass
+class Client:
+    """Speaks JSON to a running engine."""
+
+    http: aiohttp.ClientSession
+    served: Any
+
+    @property
+    def engine(self) -> Any:
+        return self.served.engine
+
+    async def post(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        async with self.http.post(path, json={} if body is None else body, headers=headers) as response:
+            return response.status, _parsed(await response.read())
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(path) as response:
+            return response.status, _parsed(await response.read())
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Wait until the engine, which runs in this very loop, is in some state."""
+        while not condition():  # noqa: ASYNC110 - the engine sets no event for tests
+            await asyncio.sleep(0.001)
+
+    async def generate(self, **body: Any) -> Any:
+        status, answer = await self.post("/generate", body)
+        assert status == 200, answer
+        return answer
+
+    async def events(self, path: str, body: Any, headers: dict[str, str] | None = None) -> list[Any]:
+        """Return the JSON of all events; the last is checked to be [DONE]."""
+        async with self.http.post(path, json=body, headers=headers) as response:
+            text = (await response.read()).decode()
+            assert response.status == 200, text
+            assert response.headers["content-type"].startswith("text/event-stream")
+        lines = text.split("\n\n")
+        assert lines.pop() == ""
+        assert lines.pop() == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError:
+        return raw.decode()
+
+
+@asynccontextmanager
+async def _serving(**options: Any) -> AsyncIterator[Client]:
+    async with running_engine(**options) as served, aiohttp.ClientSession(served.url) as http:
+        yield Client(http, served)
+
+
+@pytest.fixture
+def serving() -> Callable[..., Any]:
+    """Serves an engine with options of its own."""
+    return _serving
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    """An engine with default weights; requests without a seed repeat in each test."""
+    async with _serving(seed=1) as client:
+        yield client
+
+
+@dataclass
+class Truth:
+    """What the model alone says of a sequence: float64[len(ids), vocab_size] and int32[len(ids), layers, top_k]."""
+
+    logprobs: Any
+    experts: Any
+
+
+@pytest.fixture
+def recompute() -> Callable[..., Truth]:
+    """Computes a sequence token by token, without an engine; row i tells the logprobs of token i + 1."""
+
+    def run(model: Model, token_ids: list[int], temperature: float = 1.0) -> Truth:
+        cache = model.new_cache()
+        rows = [model.logits(model.forward([Row(token_id, cache)]))[0] for token_id in token_ids]
+        return Truth(log_softmax(np.stack(rows) / np.float32(temperature)), cache.experts[: cache.length])
+
+    return run
+
+
+@pytest.fixture
+def decode_experts() -> Callable[..., Any]:
+    """Decodes SGLang's base64 of int32."""
+
+    def run(blob: str, num_layers: int = 4, top_k: int = 2) -> Any:
+        return np.frombuffer(pybase64.b64decode(blob), dtype="<i4").reshape(-1, num_layers, top_k)
+
+    return run
