@@ -17,7 +17,7 @@ from router_radix_cache.tokens import PackedTokens, Span, add_span, spans_within
 if TYPE_CHECKING:
     from router_radix_cache.segments import Segment
 
-TRAJECTORY_BYTES = 800
+TRAJECTORY_BYTES = 1000
 """What a trajectory costs beside its tokens: the record, its runs and its places in the tree's tables, rounded up."""
 
 SPAN_BYTES = 128

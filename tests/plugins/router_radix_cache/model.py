@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 @dataclass(eq=False)
@@ -27,7 +28,7 @@ class Sample:
         sampled = [version for version, mask in zip(self.versions, self.mask, strict=True) if mask]
         return sampled[-1] if sampled else None
 
-    @property
+    @cached_property
     def path(self):
         text = self.text if self.text is not None else b""
         starts = [0, *self.ends[:-1]]
@@ -152,7 +153,12 @@ class Model:
         return min(leaves, key=lambda group: max(sample.tick for sample in group), default=[])
 
     def token_count(self) -> int:
-        return len({sample.path[: count + 1] for sample in self.samples for count in range(1, len(sample.ids) + 1)})
+        known: dict[object, int] = {}
+        for sample in self.samples:
+            place = -1
+            for token in sample.path:
+                place = known.setdefault((place, token), len(known))
+        return sum(1 for _, token in known if not isinstance(token, bool))
 
     def enforce(self):
         while self.max_tokens is not None and self.token_count() > self.max_tokens:

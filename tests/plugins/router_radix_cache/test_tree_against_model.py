@@ -5,11 +5,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from router_radix_cache.segments import Segment
 from router_radix_cache.tokens import PackedTokens, encode_text
 from router_radix_cache.tree import RadixTree
 
 from .model import Model
+from .structure import check_structure
 
 # few letters and short pieces, so that prefixes, twins and cuts inside a token or a character are the rule
 PIECES = ["a", "b", "ab", "aab", "", "é", "你", "你好", "🦀", "b🦀a"]
@@ -163,39 +163,6 @@ class Pair:
         for match, found, text in self.matches:  # whatever became of the tree, an old match reads the same
             self.check(match, found, text)
         self.matches = self.matches[-20:]
-
-
-def check_structure(tree: RadixTree) -> None:
-    size, runs = 0, {}
-    for paths in (tree._texted, tree._untexted):
-        segments = list(below(paths.root))
-        assert len(segments) == paths.segments
-        assert sum(segment.token_count for segment in segments) == paths.tokens
-        assert sum(segment.byte_count for segment in segments) == paths.bytes
-        size += paths.bytes
-        for segment in segments:
-            assert segment.children or segment.trajectories
-            assert len(segment.trajectories) + sum(1 for _ in segment.each_child()) != 1 or segment.trajectories
-            assert {len(key) for key in segment.children} == set(segment.key_lengths)
-            assert len(segment.ids) == 4 * len(segment.ends)
-            newest = max(trajectory.serial for part in [segment, *below(segment)] for trajectory in part.trajectories)
-            assert segment.newest is not None
-            assert segment.newest.serial == newest
-            if not segment.children and not segment.is_held:
-                assert segment.entry is not None
-            for child in segment.each_child():
-                assert child.parent is segment
-    for trajectory in tree._registry:
-        for block in trajectory.runs.chain():
-            runs[id(block)] = block
-    assert tree.byte_count >= size
-    assert tree._own_bytes == 800 * len(tree._registry) + sum(block.byte_count for block in runs.values())
-
-
-def below(segment: Segment):
-    for child in segment.each_child():
-        yield child
-        yield from below(child)
 
 
 @pytest.mark.parametrize("seed", range(10))
