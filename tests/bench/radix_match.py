@@ -104,9 +104,8 @@ def run(shape: str, trajectories: int, characters: int) -> None:
     packed = 8 * unique_tokens + 8 * sampled_tokens
     spare = (grown - unique_text - packed) / trajectories
     print(f"  memory: {grown / 2**20:.0f} MiB grown, {tree.byte_count / 2**20:.0f} MiB counted by the tree;")
-    print(
-        f"    text {unique_text / 2**20:.0f} MiB, packed tokens {packed / 2**20:.0f} MiB, {spare:.0f} bytes a trajectory more"
-    )
+    print(f"    text {unique_text / 2**20:.0f} MiB, packed tokens {packed / 2**20:.0f} MiB,")
+    print(f"    {spare:.0f} bytes a trajectory beside them")
     limit = 1.1 * unique_text + 16 * unique_tokens
     print(f"    {grown / limit:.2f} of (unique text x 1.1 + 16 bytes a token)")
 
