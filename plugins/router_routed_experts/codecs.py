@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,25 @@ class Decoded:
     start: int | None = None
 
 
+class GrowingIds:
+    """Ids one after another in one buffer, of the smallest type that holds them so far."""
+
+    def __init__(self) -> None:
+        self._dtype = np.dtype(np.uint8)
+        self._buffer = bytearray()
+
+    def add(self, ids: Ids) -> None:
+        """Append; an id that needs a wider type widens those before it."""
+        if ids.itemsize > self._dtype.itemsize:
+            self._buffer = bytearray(self.array().astype(ids.dtype).tobytes())
+            self._dtype = ids.dtype
+        self._buffer += ids.astype(self._dtype, copy=False).data
+
+    def array(self) -> Ids:
+        """All ids; no more may be added while it is in use."""
+        return np.frombuffer(self._buffer, self._dtype)
+
+
 class ExpertDecoder:
     """A sink that decodes one base64 string into ids; nothing is raised before ``finish``.
 
@@ -65,7 +84,7 @@ class ExpertDecoder:
         self._bytes = b""  # decoded, but not a whole header or integer yet
         self._dtype: np.dtype[Any] | None = None  # None until the start of the value is there
         self._shape: tuple[int, ...] | None = None
-        self._blocks: list[Ids] = []
+        self._ids = GrowingIds()
         self._error: RowsError | None = None
 
     def write(self, piece: memoryview) -> None:
@@ -93,7 +112,7 @@ class ExpertDecoder:
             self._read_again(dtype)
         if self._bytes:
             raise RowsError(Reason.WRONG_SIZE, f"{len(self._bytes)} bytes more than whole integers of {dtype}")
-        ids = joined(self._blocks)
+        ids = self._ids.array()
         if self._shape is not None and ids.size != math.prod(self._shape):
             raise RowsError(Reason.WRONG_SIZE, f"{ids.size} ids for the shape {self._shape}")
         if (
@@ -116,7 +135,7 @@ class ExpertDecoder:
         count = len(decoded) // self._dtype.itemsize
         self._bytes = decoded[count * self._dtype.itemsize :]
         if count:
-            self._blocks.append(narrowed(np.frombuffer(decoded, self._dtype, count)))
+            self._ids.add(narrowed(np.frombuffer(decoded, self._dtype, count)))
 
     def _read_header(self, decoded: bytes) -> bytes:
         """What follows the header; all of it, and no dtype, while the header is not whole."""
@@ -133,8 +152,8 @@ class ExpertDecoder:
         return decoded[size:]
 
     def _read_again(self, dtype: np.dtype[Any]) -> None:
-        raw = b"".join(block.astype(self._dtype).tobytes() for block in self._blocks) + self._bytes
-        self._blocks, self._bytes, self._dtype = [], b"", dtype
+        raw = self._ids.array().astype(self._dtype).tobytes() + self._bytes
+        self._ids, self._bytes, self._dtype = GrowingIds(), b"", dtype
         self._take(raw)
 
 
@@ -171,28 +190,26 @@ def narrowed(ids: NDArray[np.integer[Any]]) -> Ids:
     return unsigned.astype(np.uint8 if bits < 1 << 8 else np.uint16 if bits < 1 << 16 else np.uint32)
 
 
-def joined(blocks: Iterable[Ids]) -> Ids:
-    """One array of several, in the smallest type that holds them all."""
-    parts = list(blocks)
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
-
-
 def open_decoder(raw_dtype: str | None) -> Callable[[bool], Sink]:
     """The ``open_sink`` of a scanner: strings are decoded as they come, an object is kept until it is whole."""
     return lambda is_string: ExpertDecoder(raw_dtype) if is_string else Pieces()
 
 
 def decode_found(found: FoundValue, raw_dtype: str | None, stated_dtype: str | None = None) -> Decoded:
-    """The ids of a value that a scanner found with ``open_decoder``; raises ``RowsError``."""
+    """The ids of a value whose sink is of ``open_decoder`` or keeps the pieces; raises ``RowsError``."""
     if found.stop is None:
         raise RowsError(Reason.TRUNCATED, "the answer broke off within the value")
-    if isinstance(found.sink, ExpertDecoder):
-        return found.sink.finish(stated_dtype)
-    if isinstance(found.sink, Pieces):
-        return decode_object(found.sink.joined(), stated_dtype or raw_dtype)
-    raise TypeError(f"the scanner was opened with {type(found.sink).__name__}, not by open_decoder")
+    sink = found.sink
+    if isinstance(sink, ExpertDecoder):
+        return sink.finish(stated_dtype)
+    if not isinstance(sink, Pieces):
+        raise TypeError(f"a {type(sink).__name__} keeps nothing to decode")
+    if not found.is_string:
+        return decode_object(sink.joined(), stated_dtype or raw_dtype)
+    decoder = ExpertDecoder(raw_dtype)
+    for piece in sink.pieces:
+        decoder.write(piece)
+    return decoder.finish(stated_dtype)
 
 
 def decode_object(value: bytes, raw_dtype: str | None) -> Decoded:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from router_routed_experts.codecs import Decoded, Ids, joined
+from router_routed_experts.codecs import Decoded, Ids
 from router_routed_experts.reasons import Reason, RowsError
 
 
@@ -159,7 +159,7 @@ def join_parts(prefill: Ids, decode: Ids, row_count: int) -> Ids:
         )
     if prefill.shape[1:] != decode.shape[1:]:
         raise RowsError(Reason.SHAPE, f"prefill has {prefill.shape[1:]} layers and experts, decode {decode.shape[1:]}")
-    return joined([prefill, decode[len(prefill) - first_decoded :]])
+    return np.concatenate([prefill, decode[len(prefill) - first_decoded :]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class RowTable:
             row_count -= len(block)
         return RowTable(tuple(blocks))
 
-    def npy_pieces(self) -> Iterator[bytes]:
+    def npy_pieces(self) -> Iterator[bytes | memoryview]:
         """A ``.npy`` file in pieces: the header, then the rows in the smallest type that holds all of them."""
         dtype = max(
             (block.dtype for block in self.blocks), key=lambda dtype: dtype.itemsize, default=np.dtype(np.uint8)
@@ -210,7 +210,7 @@ class RowTable:
         np.lib.format.write_array_header_1_0(header, described)
         yield header.getvalue()
         for block in self.blocks:
-            yield block.astype(dtype.newbyteorder("<"), copy=False).tobytes()
+            yield block.astype(dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8).data
 
     def to_npy(self) -> bytes:
         return b"".join(self.npy_pieces())

@@ -77,7 +77,8 @@ class ValueScanner:
         self._open_sink = open_sink
         self._replacement = replacement
         self._needle = b'"' + key + b'"'
-        self._step: Callable[[bytes, memoryview, int], int] = self._seek
+        # a function of the class: a bound method would be a cycle and keep all chunks until the next collection
+        self._step: Callable[[ValueScanner, bytes, memoryview, int], int] = ValueScanner._seek
         self._offset = 0  # in the stream, of the chunk at hand
         self._kept_from = 0  # in the chunk at hand: what follows belongs to the rest
         self._tail = b""  # what the last chunk ended with: the needle, or a backslash before it, may stand there
@@ -95,7 +96,7 @@ class ValueScanner:
         view = memoryview(chunk)
         at, self._kept_from = 0, 0
         while at < len(chunk):
-            at = self._step(chunk, view, at)
+            at = self._step(self, chunk, view, at)
         if not self.is_inside:
             self._keep(view[self._kept_from :])
         self._offset += len(chunk)
@@ -134,14 +135,14 @@ class ValueScanner:
 
     def _found_needle(self, end: int) -> int:
         self._tail = b""
-        self._step = self._expect_colon
+        self._step = ValueScanner._expect_colon
         return end
 
     def _expect_colon(self, chunk: bytes, view: memoryview, at: int) -> int:
         found = NOT_WHITESPACE.search(chunk, at)
         if found is None:
             return len(chunk)
-        self._step = self._expect_value if found[0] == b":" else self._seek
+        self._step = ValueScanner._expect_value if found[0] == b":" else ValueScanner._seek
         return found.end() if found[0] == b":" else found.start()
 
     def _expect_value(self, chunk: bytes, view: memoryview, at: int) -> int:
@@ -149,7 +150,7 @@ class ValueScanner:
         if found is None:
             return len(chunk)
         if found[0] not in b'"{[':
-            self._step = self._seek
+            self._step = ValueScanner._seek
             return found.start()
         is_string = found[0] == b'"'
         start = found.end() if is_string else found.start()
@@ -161,7 +162,7 @@ class ValueScanner:
             self._keep(self._replacement)
         self.values.append(FoundValue(self._offset + start, self._open_sink(is_string), is_string=is_string))
         self._depth, self._is_quoted, self._ends_escaped = 0, False, False
-        self._step = self._read_string if is_string else self._read_nested
+        self._step = ValueScanner._read_string if is_string else ValueScanner._read_nested
         return start
 
     def _read_string(self, chunk: bytes, view: memoryview, at: int) -> int:
@@ -185,7 +186,7 @@ class ValueScanner:
         self._kept_from = end
         if self._replacement is not None and self.values[-1].is_string:
             self._kept_from += 1
-        self._step = self._seek
+        self._step = ValueScanner._seek
 
     def _find_end_of_nested(self, chunk: bytes, at: int) -> int:
         while True:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import base64
+import gc
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -177,6 +179,35 @@ def test_a_value_that_breaks_off_is_told() -> None:
     scanner = ValueScanner(open_sink=open_decoder("int32"))
     scanner.feed(b'{"routed_experts":"AAAA')
     assert reason_of(decode_found, scanner.values[0], "int32") is Reason.TRUNCATED
-    plain = ValueScanner(open_sink=lambda is_string: None)
-    with pytest.raises(AttributeError):
-        plain.feed(b'{"routed_experts":"AAAA"}')
+
+
+def test_pieces_that_were_only_kept_can_be_decoded_later() -> None:
+    experts = experts_of(12)
+    body = dumped(generate_answer(raw_text(experts)))
+    scanner = ValueScanner()
+    for start in range(0, len(body), 50):
+        scanner.feed(body[start : start + 50])
+    assert decode_found(scanner.values[0], "int32").ids.tolist() == experts.ravel().tolist()
+
+
+def test_a_sink_that_keeps_nothing_has_nothing_to_decode() -> None:
+    class Nothing:
+        def write(self, piece: memoryview) -> None:
+            pass
+
+    scanner = ValueScanner(open_sink=lambda is_string: Nothing())
+    scanner.feed(b'{"routed_experts":"AAAA"}')
+    with pytest.raises(TypeError, match="Nothing keeps nothing"):
+        decode_found(scanner.values[0], "int32")
+
+
+def test_a_scanner_and_its_chunks_are_freed_at_once() -> None:
+    scanner = ValueScanner()
+    gone = weakref.ref(scanner)
+    gc.disable()
+    try:
+        scanner.feed(dumped(generate_answer("AAAA")))
+        del scanner
+        assert gone() is None
+    finally:
+        gc.enable()
