@@ -42,7 +42,7 @@ class Visit(NamedTuple):
 def follow(root: Segment, text: bytes, weight_version: str | None = None) -> list[Candidate]:
     """The candidates that cover the most of ``text``, over all branches that agree with it."""
     best: list[Candidate] = []
-    visits = _visits(root, text)
+    visits = _visits(root, text, keeps_all=weight_version is not None)
     if len(visits) > 1:
         visits.sort(key=itemgetter(0), reverse=True)
     for visit in visits:
@@ -59,22 +59,28 @@ def follow(root: Segment, text: bytes, weight_version: str | None = None) -> lis
 
 def measure(trajectory: Trajectory, text: bytes) -> Candidate | None:
     """What ``trajectory`` alone covers of ``text``."""
-    visits, at, tokens = [], 0, 0
-    for segment in path_to(trajectory):
-        is_full = text.startswith(segment.label, at)
-        limit = at + (len(segment.label) if is_full else common_length(text, at, segment.label))
-        visits.append(Visit(limit, segment, tokens, is_full))
-        if not is_full:
+    path = path_to(trajectory)
+    at, tokens = 0, 0
+    fitting = 0
+    for segment in path:
+        label = segment.label
+        if not text.startswith(label, at):
             break
-        at = limit
-        tokens += segment.token_count
-    for visit in reversed(visits):
-        count = visit.segment.tokens_within(text, visit.limit)
-        if count:
-            end = visit.segment.ends[count - 1]
-            tokens = visit.tokens_before + count
-            is_whole = tokens == trajectory.token_count
-            return Candidate(end, is_whole, trajectory, visit.segment, tokens) if end else None
+        at += len(label)
+        tokens += len(segment.ends)
+        fitting += 1
+    if fitting < len(path):
+        limit = at + common_length(text, at, path[fitting].label)
+        if count := path[fitting].tokens_within(text, limit):
+            end = path[fitting].ends[count - 1]
+            return Candidate(end, False, trajectory, path[fitting], tokens + count) if end else None
+    for segment in reversed(
+        path[:fitting]
+    ):  # the last one that fits has no boundary here only if it is within a character
+        tokens -= len(segment.ends)
+        if count := segment.tokens_within(text, at):
+            end, total = segment.ends[count - 1], tokens + count
+            return Candidate(end, total == trajectory.token_count, trajectory, segment, total) if end else None
     return None
 
 
@@ -121,13 +127,16 @@ def root_of(segment: Segment) -> Segment:
     return segment
 
 
-def _visits(root: Segment, text: bytes) -> list[Visit]:
+def _visits(root: Segment, text: bytes, *, keeps_all: bool) -> list[Visit]:
+    """Where the branches that agree with ``text`` end or part from it; with ``keeps_all`` also each segment on the
+    way."""
     visits = []
     stack = [(root, 0, 0)]
     size = len(text)
     while stack:
         parent, at, tokens = stack.pop()
         children = parent.children
+        is_covered = parent is root  # by a child that fits and reaches further
         for length in parent.key_lengths:
             if at + length > size:
                 break
@@ -135,11 +144,13 @@ def _visits(root: Segment, text: bytes) -> list[Visit]:
                 label = child.label
                 if text.startswith(label, at):
                     limit = at + len(label)
-                    visits.append(Visit(limit, child, tokens, True))
-                    if child.children:
-                        stack.append((child, limit, tokens + child.token_count))
+                    stack.append((child, limit, tokens + len(child.ends)))
+                    if limit > at and (limit == size or text[limit] & 0xC0 != 0x80):
+                        is_covered = is_covered or not keeps_all
                 else:
                     visits.append(Visit(at + common_length(text, at, label), child, tokens, False))
+        if not is_covered:
+            visits.append(Visit(at, parent, tokens - len(parent.ends), True))
     return visits
 
 
