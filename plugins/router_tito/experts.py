@@ -72,11 +72,17 @@ class NodeRows:
 def missing_rows(spans: Sequence[tuple[int, int, NodeRows]]) -> str:
     """Why the rows of a path are not whole, "" if they are; ``spans`` are (start, end, rows) of its nodes in order."""
     total = spans[-1][1] if spans else 0
+    gaps: list[tuple[int, int]] = []
     for start, end, rows in spans:
-        count = min(end, total - 1) - start
-        for gap_start, gap_end in rows.gaps(count):
-            return f"routed experts of tokens {start + gap_start} to {start + gap_end - 1} are missing"
-    return ""
+        for gap_start, gap_end in rows.gaps(min(end, total - 1) - start):
+            if gaps and gaps[-1][1] == start + gap_start:
+                gaps[-1] = (gaps[-1][0], start + gap_end)
+            else:
+                gaps.append((start + gap_start, start + gap_end))
+    if not gaps:
+        return ""
+    more = f", and of {len(gaps) - 1} further ranges" if len(gaps) > 1 else ""
+    return f"routed experts of tokens {gaps[0][0]} to {gaps[0][1] - 1} are missing{more}"
 
 
 def join_rows(spans: Sequence[tuple[int, int, NodeRows]]) -> Rows:

@@ -13,7 +13,7 @@ from .matcher import STRICT_MATCHER, MessageKey
 from .node import ROOT, MessageNode, RenderContext
 from .packed import Ids
 
-NODE_BYTES = 1200
+NODE_BYTES = 1800
 """What a node costs beside its arrays and its message's text (measured with tracemalloc, rounded up)."""
 
 

@@ -122,10 +122,6 @@ class Renderer:
         ids, indices = encode_segments(self._tokenizer, text, self._cuts(messages, text, context))
         return RenderedPrompt(ids, indices, 0, "render")
 
-    def decode(self, ids: Ids) -> str:
-        """Text of the ids, control tokens included."""
-        return self._tokenizer.decode(ids)
-
     def _render_whole(self, turn: PendingTurn, no_bridge: str) -> RenderedPrompt:
         rendered = self.render(turn.prompt_messages, turn.render_context)
         path = turn.exact_path(rendered.ids)

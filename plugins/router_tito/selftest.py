@@ -32,8 +32,8 @@ class SelfTestReport:
     arguments: str
     """Whether tool arguments are given to the template as "text" or as an "object"."""
     renders_tool_calls: bool
-    keeps_history: bool
-    """Whether a longer conversation begins with the ids of the shorter one's prompt (False: an answer is rewritten)."""
+    keeps_thinking: bool
+    """Whether the template still writes an answer's reasoning behind a later question; bridged turns keep it anyway."""
     generation_prompt: str
 
     @property
@@ -58,7 +58,7 @@ def self_test(renderer: Renderer, context: RenderContext = NO_CONTEXT) -> SelfTe
         lost_roles=[role for role in ("system", "user", "assistant", "tool") if _is_lost(renderer, context, role)],
         arguments=shape.arguments,
         renders_tool_calls=shape.renders_tool_calls,
-        keeps_history=_keeps_history(renderer, context),
+        keeps_thinking=_keeps_thinking(renderer, context),
         generation_prompt=generation_prompt,
     )
 
@@ -76,12 +76,10 @@ def _is_lost(renderer: Renderer, context: RenderContext, role: str) -> bool:
     return "probe of a role" not in text
 
 
-def _keeps_history(renderer: Renderer, context: RenderContext) -> bool:
+def _keeps_thinking(renderer: Renderer, context: RenderContext) -> bool:
     user: Message = {"role": "user", "content": "probe question"}
     answer: Message = {"role": "assistant", "content": "probe answer", "reasoning_content": "probe thought"}
     try:
-        shorter = renderer.render([user], context).ids
-        longer = renderer.render([user, answer, user], context).ids
+        return "probe thought" in renderer.template.render([user, answer, user], context, generation_prompt=True)
     except RenderError:
         return False
-    return longer[: len(shorter)] == shorter and "probe thought" in renderer.decode(longer)

@@ -126,11 +126,26 @@ LLAMA_LIKE = """
 {%- if add_generation_prompt %}{{- '<|start|>assistant<|end|>\\n\\n' }}{%- endif %}
 """
 
-SPECIALS = (
-    "<|im_start|> <|im_end|> <|endoftext|> [gMASK] <|user|> <|assistant|> <|system|> <|observation|> <bos> <eos> "
-    "<outputs> </outputs> <call> </call> <|start|> <|end|> <|eot|>"
-).split()
-MARKERS = "<think> </think> <tool_call> </tool_call> <tool_response> </tool_response>".split()
+SPECIALS = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "[gMASK]",
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+    "<|observation|>",
+    "<bos>",
+    "<eos>",
+    "<outputs>",
+    "</outputs>",
+    "<call>",
+    "</call>",
+    "<|start|>",
+    "<|end|>",
+    "<|eot|>",
+]
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 # The tokens of Qwen3 that the exact cases are made of, under their true ids.
 QWEN3_IDS = {
@@ -315,3 +330,8 @@ def runs(mask: Sequence[int]) -> str:
         else:
             parts.append([bit, 1])
     return " ".join(f"{'cT'[bit]}{count}" for bit, count in parts)
+
+
+def without_content(message: dict[str, Any]) -> dict[str, Any]:
+    """A matcher of a user's own: content does not count."""
+    return {key: value for key, value in message.items() if key != "content"}
