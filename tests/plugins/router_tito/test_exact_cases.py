@@ -8,7 +8,12 @@ import pytest
 from qwen3_vectors import LINEAR, RETRIED, SUMMARISED, THINKING_STRIPPED, TOOL_DROPPED
 from tito_kit import Agent, Qwen3Cut, assistant, call, runs, system, tool, user
 
-T1 = [151667, 198, 83, 16, 198, 151668, 271, 151657, 198, 4913, 606, 3252, 69, 2198, 16370, 22317, 87, 788, 16, 11248, 151658, 151645]  # fmt: skip  # noqa: E501 -- one answer, one line
+# fmt: off
+T1 = [
+    151667, 198, 83, 16, 198, 151668, 271,
+    151657, 198, 4913, 606, 3252, 69, 2198, 16370, 22317, 87, 788, 16, 11248, 151658, 151645,
+]
+# fmt: on
 T2 = [17 if token == 16 else token for token in T1]
 DONE = [151667, 198, 83, 18, 198, 151668, 271, 10438, 151645]
 SUM = [151667, 198, 83, 24, 198, 151668, 271, 1242, 151645]

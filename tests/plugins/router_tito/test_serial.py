@@ -19,22 +19,13 @@ TOOLS = [{"name": "f", "parameters": {"default": 1.0}}]
 def build() -> Trace:
     trace = Trace(expects_routed_experts=True)
     reply = assistant(None, tool_calls=[call("f", '{"x": 123456789012345678901234567890}')])
-    first = trace.commit(
-        trace.prepare_turn(ASK, TOOLS),
-        answer(
-            [2**31 - 1, 11],
-            reply,
-            [1, 2],
-            logprobs=[-0.1, -1e-300],
-            routed_experts=RoutedRows(rows_of(0, 3, np.uint16)),
-        ),
-    )
-    trace.mark_delivered(first.node_id)
+    rows = RoutedRows(rows_of(0, 3, np.uint16))
+    result = answer([2**31 - 1, 11], reply, [1, 2], logprobs=[-0.1, -1e-300], routed_experts=rows)
+    trace.mark_delivered(trace.commit(trace.prepare_turn(ASK, TOOLS), result).node_id)
     history = [*ASK, reply, tool("r")]
     versions = {"weight_version": "2", "weight_versions": (("1", 0, 1), ("2", 1, 2))}
-    trace.commit(
-        trace.prepare_turn(history, TOOLS), answer([12, 13], assistant("b"), [1, 2, 2**31 - 1, 11, 3], **versions)
-    )
+    result = answer([12, 13], assistant("b"), [1, 2, 2**31 - 1, 11, 3], **versions)
+    trace.commit(trace.prepare_turn(history, TOOLS), result)
     trace.abandon(trace.commit(trace.prepare_turn(ASK), answer([14], assistant("c"), [1])).node_id)
     trace.mark_untrainable(trace.prepare_turn(ASK), "no_ids", assistant("d"))
     trace.refuse("aborted")
@@ -98,5 +89,5 @@ def test_a_damaged_dump_is_refused(path: tuple[Any, ...], value: Any) -> None:
     for step in path[:-1]:
         part = part[step]
     part[path[-1]] = value
-    with pytest.raises(TraceError, match="dump"):
+    with pytest.raises(TraceError):
         Trace.from_dict(dump)

@@ -82,7 +82,9 @@ def test_a_prompt_that_is_not_the_stored_one_starts_a_branch_where_it_differs() 
 def test_a_turn_of_the_same_tokens_goes_on_from_the_sampled_twin_not_from_its_copy() -> None:
     trace = Trace()
     copy = [*START, assistant("a"), user("more")]
-    trace.commit(trace.prepare_turn(copy), answer([12], assistant("b"), [*PROMPT, 10, 11, 6], prompt_message_indices=[0, 0, 1, 1, 2, 2, 2, 3]))  # fmt: skip  # noqa: E501 -- one call
+    labels = [0, 0, 1, 1, 2, 2, 2, 3]
+    result = answer([12], assistant("b"), [*PROMPT, 10, 11, 6], prompt_message_indices=labels)
+    trace.commit(trace.prepare_turn(copy), result)
     sampled = first_turn(trace)
     turn = trace.prepare_turn([*START, assistant("a"), user("other")])
     assert turn.anchor_node_id == sampled
@@ -259,7 +261,7 @@ def test_a_hundred_turns_of_32k_tokens_stay_below_two_mebibytes() -> None:
     for number in range(100):
         turn = trace.prepare_turn(messages, tools)
         ids = list(range(1000, 1160))
-        reply = assistant("a" * 300 + str(number), tool_calls=[call("f", '{"x": %d}' % number, f"c{number}")])
+        reply = assistant("a" * 300 + str(number), tool_calls=[call("f", f'{{"x": {number}}}', f"c{number}")])
         trace.commit(turn, answer(ids, reply, prompt, sampling_params={"temperature": 1.0}))
         messages = [*messages, reply, tool("r" * 600 + str(number), f"c{number}")]
         prompt = [*prompt, *ids, *range(2000, 2160)]

@@ -10,7 +10,8 @@ def build() -> Trace:
     """Three answers to one question; the second is gone on from twice (a tool result, then another one)."""
     trace = Trace()
     for number in range(3):
-        trace.commit(trace.prepare_turn(ASK), answer([10 + number], assistant(f"a{number}"), [1, 2], model="m", weight_version=f"v{number}"))  # fmt: skip  # noqa: E501 -- one call
+        facts = {"model": "m", "weight_version": f"v{number}"}
+        trace.commit(trace.prepare_turn(ASK), answer([10 + number], assistant(f"a{number}"), [1, 2], **facts))
     for number in range(2):
         history = [*ASK, assistant("a1"), tool(f"r{number}")]
         trace.commit(trace.prepare_turn(history), answer([20 + number], assistant("b"), [1, 2, 11, 3, 4 + number]))
