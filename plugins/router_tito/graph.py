@@ -91,8 +91,37 @@ class MessageGraph:
 
     # -- searches ------------------------------------------------------------------------------------------------
 
-    def known_key(self, frontier: Iterable[int], context: bytes, message: Mapping[str, Any]) -> MessageKey | None:
-        """The key of a stored message that equals this one, so that a long history is not hashed again each turn."""
+    def match(
+        self, messages: Sequence[Mapping[str, Any]], context: bytes, make_key: Callable[[Mapping[str, Any]], MessageKey]
+    ) -> tuple[list[MessageKey], list[int]]:
+        """Keys of all messages, and the path of the stored prefix to go on from."""
+        path = self._plain_prefix(messages, context)
+        keys = [self.nodes[node_id].key for node_id in path]
+        frontier = [path[-1] if path else ROOT]
+        ends: list[int] = []
+        for message in messages[len(path) :]:
+            key = self._known_key(frontier, context, message) or make_key(message)
+            keys.append(key)
+            frontier, done = self.advance(frontier, key, context, lambda _: True)
+            ends += done
+        return keys, self.path(self._best_match(ends + frontier, messages))
+
+    def _plain_prefix(self, messages: Iterable[Mapping[str, Any]], context: bytes) -> list[int]:
+        """The path as long as there is one way to go and its message equals the next: most of a long history."""
+        path: list[int] = []
+        children = self._roots
+        for message in messages:
+            if len(children) != 1:
+                break
+            child = self.nodes[children[0]]
+            if child.message != message or not child.is_plain or child.context != context:
+                break
+            path.append(child.node_id)
+            children = child.children
+        return path
+
+    def _known_key(self, frontier: Iterable[int], context: bytes, message: Mapping[str, Any]) -> MessageKey | None:
+        """The key of a stored message that equals this one, so that it is not hashed again each turn."""
         for parent in frontier:
             for child_id in self.children(parent)[-4:]:
                 child = self.nodes[child_id]
@@ -114,7 +143,7 @@ class MessageGraph:
                 ends.append(parent)
         return reached, ends
 
-    def best_match(self, ends: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> int:
+    def _best_match(self, ends: Sequence[int], messages: Sequence[Mapping[str, Any]]) -> int:
         """Which of the matched prefixes ending in ``ends`` to go on from.
 
         The one with the most messages up to its last sampled one; then the longer; then the one whose last sampled
@@ -161,7 +190,7 @@ class MessageGraph:
         return None if anchor_id == ROOT else self.nodes[anchor_id]
 
     def _exact_rank(self, node_id: int) -> tuple[int, int, int, bool, bool, int]:
-        """Most tokens first, then most of them sampled rather than copied as context, then as ``best_match``."""
+        """Most tokens first, then most of them sampled rather than copied as context, then as ``_best_match``."""
         if node_id == ROOT:
             return (0, 0, 0, False, False, ROOT)
         node = self.nodes[node_id]

@@ -16,7 +16,7 @@ from typing import Any
 from .errors import MessageError, TraceError, TurnRefusedError
 from .graph import MessageGraph, request_key
 from .intake import build_nodes, is_repeat
-from .matcher import ContextHashes, Matcher, MessageKey
+from .matcher import ContextHashes, Matcher
 from .node import ROOT, CommitResult, MessageNode, ModelTurnResult, RenderContext, UntrainableTurn
 from .turn import PendingTurn
 from .views import BranchView, TransitionView, branch_views, transition_views
@@ -61,7 +61,7 @@ class Trace:
         if not messages:
             raise MessageError("a turn has no messages")
         context = self._context_hashes.get(tools, template_kwargs)
-        keys, path = self._match(messages, context)
+        keys, path = self.graph.match(messages, context, self.matcher.key)
         stored = [self.graph.nodes[node_id].message for node_id in path]
         turn = PendingTurn(
             graph=self.graph,
@@ -166,17 +166,6 @@ class Trace:
         if not 0 <= node_id < len(self.nodes) or not self.nodes[node_id].is_sampled:
             raise TraceError(f"node {node_id} is no sampled node of this trace")
         return self.nodes[node_id]
-
-    def _match(self, messages: Sequence[Mapping[str, Any]], context: bytes) -> tuple[list[MessageKey], list[int]]:
-        """Keys of all messages, and the path of the stored prefix to go on from."""
-        keys: list[MessageKey] = []
-        frontier, ends = [ROOT], list[int]()
-        for message in messages:
-            key = self.graph.known_key(frontier, context, message) or self.matcher.key(message)
-            keys.append(key)
-            frontier, done = self.graph.advance(frontier, key, context, lambda _: True)
-            ends += done
-        return keys, self.graph.path(self.graph.best_match(ends + frontier, messages))
 
     def _find_repeat(self, nodes: Sequence[MessageNode]) -> MessageNode | None:
         """The stored node that the one node to be added would only repeat."""
