@@ -8,7 +8,7 @@ itself be cut like this is tried out once for each sequence of roles and each re
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby, takewhile
@@ -91,15 +91,16 @@ class Bridge:
         return text.partition(SENTINEL)[2]
 
     def _label(self, messages: Sequence[Message], text: str, context: RenderContext) -> Tail:
-        cuts: list[int | None] = []
-        for count in range(1, len(messages) + 1):
+        ids = self._tokenizer.encode_batch([text])[0]
+        cuts: dict[int, int] = {}
+        for index in range(len(messages)):
             try:
-                part = self._after_sentinel(messages[:count], context, generation_prompt=False)
+                part = self._after_sentinel(messages[: index + 1], context, generation_prompt=False)
             except RenderError:  # no template needs to render half a tail
-                part = ""
-            cuts.append(len(part) if part and text.startswith(part) else None)
-        ids, indices = encode_segments(self._tokenizer, text, cuts)
-        return Tail(ids, indices)
+                continue
+            if part and text.startswith(part):
+                cuts[index] = len(part)
+        return Tail(array("i", ids), label_tokens(self._tokenizer, text, ids, cuts, len(messages)))
 
     def _make_room(self, known: dict[Any, str]) -> None:
         if len(known) >= self._MAX_KNOWN:
@@ -135,34 +136,39 @@ def collapse(roles: Sequence[str]) -> tuple[str, ...]:
     return tuple(role for role, run in groupby(roles) for _ in range(min(2, len(list(run)))))
 
 
-def encode_segments(tokenizer: Tokenizer, text: str, cuts: Sequence[int | None]) -> tuple[Ids, Ids]:
-    """Ids of ``text``, and the message each belongs to.
+def label_tokens(
+    tokenizer: Tokenizer, text: str, ids: Sequence[int], cuts: Mapping[int, int], count: int, first: int = 0
+) -> Ids:
+    """Which of ``count`` messages each of ``ids``, the ids of ``text``, belongs to.
 
-    ``cuts[i]`` is where message i ends in the text, None if that cannot be told; it then shares the tokens of the
-    next one that can, all labelled with the first of them. Behind the last cut is the generation prompt. The labels
-    hold as far as the segments, encoded alone, are the very ids of the whole; from there on one label stands for the
-    rest, since a token across a cut belongs to neither side.
+    ``cuts[i]`` is where message i ends in the text. One without a cut shares the tokens of the next that has one, all
+    labelled with the first of them; behind the last cut is the generation prompt. Messages before ``first`` are not
+    told apart. The segments are encoded alone and compared with the ids from the end backwards: where they differ, a
+    token lies across the cut and belongs to neither side, and what is before it gets one label.
     """
+    start = cuts.get(first - 1, 0)
     segments: list[str] = []
     owners: list[int] = []
-    start = first = 0
-    for index, cut in enumerate(cuts):
-        if cut is not None and cut >= start:
+    owner = first
+    for index in range(first, count):
+        cut = cuts.get(index, -1)
+        if cut >= start:
             segments.append(text[start:cut])
-            owners.append(first)
-            start, first = cut, index + 1
+            owners.append(owner)
+            start, owner = cut, index + 1
     segments.append(text[start:])
-    owners.append(first if first < len(cuts) else SCAFFOLD)
-    whole, *parts = tokenizer.encode_batch([text, *segments])
-    indices: Ids = array("i")
-    for part, owner in zip(parts, owners, strict=True):
-        if whole[len(indices) : len(indices) + len(part)] != part:
-            indices.extend([owner] * (len(whole) - len(indices)))
+    owners.append(owner if owner < count else SCAFFOLD)
+    labels: list[tuple[int, int]] = []
+    end = len(ids)
+    for part, label in zip(reversed(tokenizer.encode_batch(segments)), reversed(owners), strict=True):
+        if len(part) > end or list(ids[end - len(part) : end]) != part:
             break
-        indices.extend([owner] * len(part))
-    # Segments that are each a beginning of what is left, yet do not reach the end, told nothing about the rest.
-    indices.extend([SCAFFOLD] * (len(whole) - len(indices)))
-    return array("i", whole), indices
+        labels.append((label, len(part)))
+        end -= len(part)
+    indices: Ids = array("i", [owners[0]]) * end
+    for label, length in reversed(labels):
+        indices.extend(array("i", [label]) * length)
+    return indices
 
 
 def _probe_tail(pattern: Sequence[str]) -> list[Message]:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from .bridge import Bridge, NoBridgeError, encode_segments
+from .bridge import Bridge, NoBridgeError, label_tokens
 from .errors import RenderError, UnrenderableError
 from .node import How, Message, RenderContext
 from .packed import Ids
@@ -117,36 +117,36 @@ class Renderer:
 
     def render(self, messages: Sequence[Message], context: RenderContext = NO_CONTEXT) -> RenderedPrompt:
         """The whole conversation and a generation prompt, by the template alone."""
-        text = self.template.render(messages, context, generation_prompt=True)
-        check_nothing_lost(messages, text)
-        ids, indices = encode_segments(self._tokenizer, text, self._cuts(messages, text, context))
-        return RenderedPrompt(ids, indices, 0, "render")
+        text, ids = self._encode(messages, context)
+        return RenderedPrompt(ids, self._label(messages, text, ids, context, 0), 0, "render")
 
     def _render_whole(self, turn: PendingTurn, no_bridge: str) -> RenderedPrompt:
-        rendered = self.render(turn.prompt_messages, turn.render_context)
-        path = turn.exact_path(rendered.ids)
-        reused = turn.graph.nodes[path[-1]].end if path else 0
-        anchor = turn.graph.anchor(path[-1]) if path else None
-        return RenderedPrompt(
-            rendered.ids,
-            rendered.message_indices,
-            reused,
-            "reuse" if reused else "render",
-            anchor.node_id if anchor else None,
-            no_bridge,
-        )
+        messages, context = turn.prompt_messages, turn.render_context
+        text, ids = self._encode(messages, context)
+        path = turn.exact_path(ids)
+        indices = self._label(messages, text, ids, context, len(path))
+        if not path:
+            return RenderedPrompt(ids, indices, 0, "render", None, no_bridge)
+        anchor = turn.graph.anchor(path[-1])
+        reused = turn.graph.nodes[path[-1]].end
+        return RenderedPrompt(ids, indices, reused, "reuse", anchor.node_id if anchor else None, no_bridge)
 
-    def _cuts(self, messages: Sequence[Message], text: str, context: RenderContext) -> list[int | None]:
-        """Where each message ends in ``text``, as far as rendering fewer messages gives a beginning of it."""
-        cuts: list[int | None] = [None] * len(messages)
-        for count in range(max(1, len(messages) - self._labelled_messages), len(messages) + 1):
+    def _encode(self, messages: Sequence[Message], context: RenderContext) -> tuple[str, Ids]:
+        text = self.template.render(messages, context, generation_prompt=True)
+        check_nothing_lost(messages, text)
+        return text, array("i", self._tokenizer.encode_batch([text])[0])
+
+    def _label(self, messages: Sequence[Message], text: str, ids: Ids, context: RenderContext, first: int) -> Ids:
+        """Owners of the tokens, from message ``first`` on, by rendering fewer messages: each is a beginning of it all."""
+        cuts: dict[int, int] = {}
+        for index in range(max(first - 1, len(messages) - self._labelled_messages, 0), len(messages)):
             try:
-                part = self.template.render(messages[:count], context, generation_prompt=False)
+                part = self.template.render(messages[: index + 1], context, generation_prompt=False)
             except RenderError:  # a template may insist on how a conversation ends
                 continue
             if part and text.startswith(part):
-                cuts[count - 1] = len(part)
-        return cuts
+                cuts[index] = len(part)
+        return label_tokens(self._tokenizer, text, ids, cuts, len(messages), first)
 
     def _is_cut_in_thinking(self, completion_ids: Ids, context: RenderContext) -> bool:
         """Whether the answer ended inside a thought that it or its generation prompt opened."""

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from router_tito.bridge import SENTINEL, Bridge, NoBridgeError, collapse, encode_segments
+from router_tito.bridge import SENTINEL, Bridge, NoBridgeError, collapse, label_tokens
 from router_tito.node import RenderContext
 from router_tito.template import ChatTemplate
 from tito_kit import DEEPSEEK_LIKE, GLM_LIKE, QWEN3_LIKE, Trained, assistant, system, tool, user
@@ -93,24 +92,38 @@ def test_runs_of_a_role_count_as_two_at_most() -> None:
     assert collapse([]) == ()
 
 
-@given(st.text(max_size=30), st.lists(st.integers(0, 30), max_size=4))
-def test_segments_never_change_the_ids_and_labels_never_run_backwards(text: str, cuts: list[int]) -> None:
+@given(st.text(max_size=30), st.lists(st.integers(0, 30), max_size=4), st.integers(0, 4))
+def test_labels_cover_every_token_and_never_run_backwards(text: str, ends: list[int], first: int) -> None:
     tokenizer = Trained()
-    usable = [cut if cut <= len(text) else None for cut in sorted(cuts)]
-    ids, indices = encode_segments(tokenizer, text, usable)
-    assert list(ids) == tokenizer.encode(text)
-    assert len(indices) == len(ids)
-    owned = [index for index in indices if index >= 0]
+    ids = tokenizer.encode(text)
+    cuts = {index: end for index, end in enumerate(sorted(ends)) if end <= len(text)}
+    first = min(first, len(ends))
+    labels = label_tokens(tokenizer, text, ids, cuts, len(ends), first)
+    assert len(labels) == len(ids)
+    owned = [label for label in labels if label >= 0]
     assert owned == sorted(owned)
-    assert all(index < len(usable) for index in owned)
+    assert all(first <= label < len(ends) for label in owned)
 
 
-def test_a_token_across_a_cut_gives_the_rest_one_owner() -> None:
+def labels_of(text: str, cuts: dict[int, int], count: int, first: int = 0) -> list[int]:
     tokenizer = Trained()
-    assert len(tokenizer.encode("the city")) == 2
-    ids, indices = encode_segments(tokenizer, "the city<|eot|>", [6, 8])
-    assert (list(ids), list(indices)) == (tokenizer.encode("the city<|eot|>"), [0, 0, 0])
-    ids, indices = encode_segments(tokenizer, "the<|eot|>", [3])
-    assert (len(ids), indices) == (2, array("i", [0, -1]))
-    ids, indices = encode_segments(tokenizer, "the<|eot|>the<|eot|>", [None, 10])
-    assert list(indices) == [0, 0, -1, -1]
+    return list(label_tokens(tokenizer, text, tokenizer.encode(text), cuts, count, first))
+
+
+def test_tokens_belong_to_the_message_whose_text_they_are() -> None:
+    assert len(Trained().encode("the city")) == 2
+    assert labels_of("the<|eot|>", {0: 3}, 1) == [0, -1]
+    assert labels_of("the<|eot|>the<|eot|>", {0: 3, 1: 10}, 2) == [0, 1, -1, -1]
+
+
+def test_messages_that_cannot_be_told_apart_share_one_label() -> None:
+    assert labels_of("the<|eot|>the<|eot|>", {1: 10}, 2) == [0, 0, -1, -1]
+    assert labels_of("the<|eot|>the<|eot|>", {0: 3}, 2) == [0, 1, 1, 1]
+
+
+def test_a_token_across_a_cut_belongs_to_neither_side() -> None:
+    assert labels_of("the city<|eot|>", {0: 6, 1: 8}, 2) == [0, 0, -1]
+
+
+def test_messages_that_are_stored_already_are_not_told_apart_again() -> None:
+    assert labels_of("the<|eot|>the<|eot|>", {0: 3, 1: 10}, 2, first=1)[1:] == [1, -1, -1]
