@@ -14,7 +14,7 @@ import pybase64
 from router_core.reference_engine import fields
 from router_core.reference_engine.engine import Engine
 from router_core.reference_engine.errors import InvalidFieldError, RequestError
-from router_core.reference_engine.generation import Generation, GenerationRequest, TopLogprobs
+from router_core.reference_engine.generation import Generation, GenerationRequest, TokenLogprob
 from router_core.reference_engine.sampling import SamplingParams, read_sampling_params
 from router_core.reference_engine.script import scripted
 
@@ -195,24 +195,20 @@ def routed_experts(generation: Generation, start: int) -> str:
 def _logprobs(generation: Generation, wishes: Wishes, engine: Engine) -> dict[str, Any]:
     """Return the logprob keys: entries of [logprob, id, text or null]."""
 
-    def entry(logprob: float | None, token_id: int) -> list[Any]:
-        text = engine.tokenizer.decode([token_id], skip_special_tokens=False) if wishes.text_in_logprobs else None
-        return [logprob, token_id, text]
+    def entry(told: TokenLogprob) -> list[Any]:
+        text = engine.tokenizer.decode([told.token_id], skip_special_tokens=False) if wishes.text_in_logprobs else None
+        return [told.logprob, told.token_id, text]
 
-    def tops(listed: TopLogprobs | None) -> list[Any] | None:
-        return None if listed is None else [entry(logprob, token_id) for logprob, token_id in listed]
+    def first(position: int) -> list[Any]:
+        return [None, *entry(TokenLogprob(generation.request.prompt_ids[position], 0.0, 1))[1:]]
 
-    start = wishes.input_logprobs_from
-    prompt = [] if start is None else generation.request.prompt_ids[start:]
-    known = len(generation.input_logprobs)
+    prompt, start = generation.prompt_logprobs, wishes.input_logprobs_from or 0
     info: dict[str, Any] = {
-        "input_token_logprobs": [entry(*pair) for pair in zip(generation.input_logprobs, prompt[:known], strict=True)],
-        "output_token_logprobs": [
-            entry(*pair) for pair in zip(generation.output_logprobs, generation.output_ids, strict=True)
-        ],
-        "output_token_logprobs_length": len(generation.output_ids),
+        "input_token_logprobs": [first(start) if told is None else entry(told.token) for told in prompt],
+        "output_token_logprobs": [entry(told.token) for told in generation.sampled],
+        "output_token_logprobs_length": len(generation.sampled),
     }
     if wishes.top_logprobs:
-        info["input_top_logprobs"] = [tops(listed) for listed in generation.input_top_logprobs]
-        info["output_top_logprobs"] = [tops(listed) for listed in generation.output_top_logprobs]
+        info["input_top_logprobs"] = [None if told is None else [entry(top) for top in told.top] for told in prompt]
+        info["output_top_logprobs"] = [[entry(top) for top in told.top] for told in generation.sampled]
     return info
