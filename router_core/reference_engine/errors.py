@@ -1,7 +1,8 @@
 """Errors of a request: the wire turns each into its own JSON.
 
 RequestError
-└── InvalidFieldError    one field is wrong, and is named
+├── InvalidFieldError    one field is wrong, and is named
+└── UnknownModelError    another model is asked for
 """
 
 
@@ -12,6 +13,7 @@ class RequestError(Exception):
         super().__init__(message)
         self.message = message
         self.status = status
+        self.field: str | None = None
 
 
 class InvalidFieldError(RequestError):
@@ -20,3 +22,11 @@ class InvalidFieldError(RequestError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class UnknownModelError(RequestError):
+    """The request names a model that is not served."""
+
+    def __init__(self, name: str, served: str) -> None:
+        super().__init__(f"The model `{name}` does not exist. Valid aliases: {served}.", 404)
+        self.field = "model"

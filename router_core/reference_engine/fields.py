@@ -64,6 +64,26 @@ def choice(body: Fields, name: str, choices: Sequence[Choice], default: Choice) 
     raise InvalidFieldError(name, f"{name} must be one of {', '.join(choices)}, got {value!r}.")
 
 
+def mapping(body: Fields, name: str) -> Fields:
+    """Return an object; missing is empty."""
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidFieldError(name, f"{name} must be an object, got {value!r}.")
+    return value
+
+
+def mappings(body: Fields, name: str) -> list[Fields]:
+    """Return a list of objects; missing is empty."""
+    value = body.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        raise InvalidFieldError(name, f"{name} must be a list of objects.")
+    return value
+
+
 def texts(body: Fields, name: str) -> tuple[str, ...]:
     """Return strings; one alone counts as a list of one."""
     value = body.get(name)

@@ -41,6 +41,8 @@ class GenerationRequest:
     rid: str
     prompt_ids: list[int]
     sampling: SamplingParams
+    group: str = ""
+    """What the call is known by, if it makes several requests."""
     input_logprobs_from: int | None = None
     """The prompt position from which logprobs of the prompt are wanted; its own entry has none."""
     top_logprobs: int = 0
@@ -85,6 +87,9 @@ class Generation:
         self.sampled: list[Sampled] = []
         self.prompt_logprobs: list[Sampled | None] = []
         self.text = ""
+        self.shown_tokens = 0
+        self.shown_characters = 0
+        """How much readers may see: what may be on its way into a stop text is not shown yet."""
         self.finish_reason: FinishReason | None = None
         self.weight_spans: list[WeightSpan] = []
         self.cached_tokens = 0
@@ -116,10 +121,7 @@ class Generation:
         return np.concatenate([rows, self._former_experts[len(rows) :]])
 
     def add_token(self, sampled: Sampled, version: str) -> None:
-        """Append a token; its text is there once all bytes of its last character are.
-
-        Readers hear of it unless the text may be on its way into a stop text.
-        """
+        """Append a token; its text is there once all bytes of its last character are."""
         token_id = sampled.token.token_id
         self.timings.first_token = self.timings.first_token or time.time()
         self.token_ids.append(token_id)
@@ -130,7 +132,7 @@ class Generation:
             self.weight_spans.append(WeightSpan(version, len(self.output_ids) - 1, len(self.output_ids) - 1))
         self.weight_spans[-1].end += 1
         if not self._may_be_stopping():
-            self._has_news.set()
+            self._show()
 
     def finish(self, reason: FinishReason) -> None:
         """End it; the first reason stands."""
@@ -139,7 +141,7 @@ class Generation:
             self.text += self._text_stream.add([], is_last=True)
             self.text = self._without_stop(reason.get("matched"))
             self.timings.finished = time.time()
-        self._has_news.set()
+        self._show()
 
     def _without_stop(self, matched: str | int | None) -> str:
         """Return the text without what ended it, and without what came after that."""
@@ -149,6 +151,10 @@ class Generation:
         if matched is not None and self.request.dialect == "sglang" and not sampling.no_stop_trim:
             return self._tokenizer.decode(self.output_ids[:-1], sampling.skip_special_tokens)
         return self.text
+
+    def _show(self) -> None:
+        self.shown_tokens, self.shown_characters = len(self.output_ids), len(self.text)
+        self._has_news.set()
 
     def _may_be_stopping(self) -> bool:
         stops = self.request.sampling.stop

@@ -5,7 +5,7 @@ aborted and sent again with the tokens it had, and the same seed, goes on as if 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,12 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """The likeliest token is always taken; logprobs are then those at temperature 1, as SGLang gives them."""
         return self.temperature == 0.0 or self.top_k == 1
+
+    def sibling(self, number: int) -> "SamplingParams":
+        """Return the parameters of the sample ``number`` of ``n``: its own seed, or all samples would be the same."""
+        if self.sampling_seed is None:
+            return self
+        return replace(self, sampling_seed=self.sampling_seed + number)
 
 
 def read_sampling_params(body: Mapping[str, Any], vocabulary_size: int) -> SamplingParams:

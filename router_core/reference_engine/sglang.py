@@ -6,7 +6,7 @@ Shapes, defaults and messages are those that a real server of that version gave.
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pybase64
@@ -15,6 +15,7 @@ from router_core.reference_engine import fields
 from router_core.reference_engine.engine import Engine
 from router_core.reference_engine.errors import InvalidFieldError, RequestError
 from router_core.reference_engine.generation import Generation, GenerationRequest, TokenLogprob
+from router_core.reference_engine.options import EngineOptions
 from router_core.reference_engine.sampling import SamplingParams, read_sampling_params
 from router_core.reference_engine.script import scripted
 
@@ -32,6 +33,8 @@ class Wishes:
     routed_experts: bool = False
     routed_experts_from: int = 0
     stream: bool = False
+    reasoning_tokens: int = 0
+    """How many of the tokens are thinking; 0 where nothing tells thinking apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +49,14 @@ class GenerateCall:
 def read_generate(body: Body, engine: Engine, script: list[int] | None = None) -> GenerateCall:
     """Read the body of ``POST /generate``; a batch of prompts, or ``n`` above 1, is answered by a list."""
     prompts, is_list = _prompts(body, engine)
-    wishes = _wishes(body, min(map(len, prompts)))
+    wishes = _wishes(body, min(map(len, prompts)), engine.options)
     sampling = _sampling_of_each(body, engine, len(prompts))
     rids = _rids(body, len(prompts))
     requests = [
         GenerationRequest(
             rid=rid if params.n == 1 else f"{rid}_{number}",
             prompt_ids=prompt,
-            sampling=_sibling(params, number),
+            sampling=params.sibling(number),
             input_logprobs_from=wishes.input_logprobs_from,
             top_logprobs=wishes.top_logprobs,
             script=scripted(prompt, script, engine.options.script),
@@ -62,13 +65,6 @@ def read_generate(body: Body, engine: Engine, script: list[int] | None = None) -
         for number in range(params.n)
     ]
     return GenerateCall(requests, wishes, is_list or len(requests) > 1)
-
-
-def _sibling(params: SamplingParams, number: int) -> SamplingParams:
-    """Return the parameters of the sample ``number`` of ``n``: its own seed, or all would be the same."""
-    if params.sampling_seed is None:
-        return params
-    return replace(params, sampling_seed=params.sampling_seed + number)
 
 
 def _prompts(body: Body, engine: Engine) -> tuple[list[list[int]], bool]:
@@ -89,7 +85,7 @@ def _prompts(body: Body, engine: Engine) -> tuple[list[list[int]], bool]:
     return [fields.ids(ids, "input_ids", size)], False
 
 
-def _wishes(body: Body, shortest_prompt: int) -> Wishes:
+def _wishes(body: Body, shortest_prompt: int, options: EngineOptions) -> Wishes:
     logprobs = fields.flag(body, "return_logprob")
     start = fields.integer(body, "logprob_start_len", -1, at_least=-1)
     if logprobs and start >= shortest_prompt:
@@ -102,7 +98,7 @@ def _wishes(body: Body, shortest_prompt: int) -> Wishes:
         text_in_logprobs=fields.flag(body, "return_text_in_logprobs"),
         top_logprobs=fields.integer(body, "top_logprobs_num", 0, at_least=0) if logprobs else 0,
         input_logprobs_from=start if logprobs and start >= 0 else None,
-        routed_experts=fields.flag(body, "return_routed_experts"),
+        routed_experts=fields.flag(body, "return_routed_experts") and options.routed_experts,
         routed_experts_from=fields.integer(body, "routed_experts_start_len", 0, at_least=0),
         stream=fields.flag(body, "stream"),
     )
@@ -133,16 +129,16 @@ async def chunks(generation: Generation, wishes: Wishes, engine: Engine) -> Asyn
     """Yield the answer again and again as it grows: text, ids and logprobs are always those since the beginning."""
     seen = -1
     async for _ in generation.progress():
-        if generation.is_finished or len(generation.output_ids) > seen:
-            seen = len(generation.output_ids)
+        if generation.is_finished or generation.shown_tokens > seen:
+            seen = generation.shown_tokens
             yield answer(generation, wishes, engine)
 
 
 def answer(generation: Generation, wishes: Wishes, engine: Engine) -> dict[str, Any]:
     """Return what ``/generate`` says of a request, finished or not."""
     return {
-        "text": generation.text,
-        "output_ids": list(generation.output_ids),
+        "text": generation.text[: generation.shown_characters],
+        "output_ids": generation.output_ids[: generation.shown_tokens],
         "meta_info": meta_info(generation, wishes, engine),
     }
 
@@ -159,8 +155,8 @@ def meta_info(generation: Generation, wishes: Wishes, engine: Engine) -> dict[st
     }
     if wishes.logprobs:
         info |= _logprobs(generation, wishes, engine)
-    info["reasoning_tokens"] = 0
-    info["completion_tokens"] = len(generation.output_ids)
+    info["reasoning_tokens"] = wishes.reasoning_tokens
+    info["completion_tokens"] = generation.shown_tokens
     info["cached_tokens"] = generation.cached_tokens
     if generation.is_finished:
         info["weight_versions"] = weight_versions(generation)
@@ -203,12 +199,13 @@ def _logprobs(generation: Generation, wishes: Wishes, engine: Engine) -> dict[st
         return [None, *entry(TokenLogprob(generation.request.prompt_ids[position], 0.0, 1))[1:]]
 
     prompt, start = generation.prompt_logprobs, wishes.input_logprobs_from or 0
+    sampled = generation.sampled[: generation.shown_tokens]
     info: dict[str, Any] = {
         "input_token_logprobs": [first(start) if told is None else entry(told.token) for told in prompt],
-        "output_token_logprobs": [entry(told.token) for told in generation.sampled],
-        "output_token_logprobs_length": len(generation.sampled),
+        "output_token_logprobs": [entry(told.token) for told in sampled],
+        "output_token_logprobs_length": len(sampled),
     }
     if wishes.top_logprobs:
         info["input_top_logprobs"] = [None if told is None else [entry(top) for top in told.top] for told in prompt]
-        info["output_top_logprobs"] = [[entry(top) for top in told.top] for told in generation.sampled]
+        info["output_top_logprobs"] = [[entry(top) for top in told.top] for told in sampled]
     return info
