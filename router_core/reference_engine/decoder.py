@@ -86,7 +86,7 @@ class Decoder:
     def _sample(self, generation: Generation, logits: FloatArray, version: str) -> None:
         """Add the next token and end the sequence if it was the last."""
         sampling = generation.request.sampling
-        if sampling.max_new_tokens == 0:
+        if generation.max_new_tokens == 0:
             generation.finish({"type": "length", "length": 0})
             return
         number = len(generation.output_ids)
@@ -119,7 +119,7 @@ class Decoder:
         is_ignored = sampling.ignore_eos and generation.request.dialect == "sglang"
         if not is_ignored and last in sampling.stop_token_ids:
             return {"type": "stop", "matched": last}
-        if count >= sampling.max_new_tokens:
+        if count >= generation.max_new_tokens:
             return {"type": "length", "length": count}
         return None
 

@@ -27,6 +27,9 @@ PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 _MAX_ROWS_PER_TURN = 32
 """Rows computed before other tasks of the loop get their turn: about 3 ms of the default model."""
 
+_TURNS_AFTER_STEP = 4
+"""Turns of the loop until a token has left its wire, so that a stream has a chunk for each."""
+
 
 class Engine:
     """Runs between ``start`` and ``close``; the next token is sampled with ``model`` as ``weight_version``."""
@@ -87,9 +90,13 @@ class Engine:
         return [self._queue(request) for request in requests]
 
     def _queue(self, request: GenerationRequest) -> Generation:
-        seed = request.sampling.sampling_seed
+        seed, most = request.sampling.sampling_seed, request.sampling.max_new_tokens
         generation = Generation(
-            request, self._next_seed() if seed is None else seed, self.model.new_cache(), self.tokenizer
+            request,
+            self._next_seed() if seed is None else seed,
+            self.options.context_length - len(request.prompt_ids) if most is None else most,
+            self.model.new_cache(),
+            self.tokenizer,
         )
         generation.due_at = asyncio.get_running_loop().time() + self.options.step_delay_s
         self._waiting.append(generation)
@@ -182,17 +189,18 @@ class Engine:
     def _check(self, request: GenerationRequest) -> None:
         prompt_tokens, limit = len(request.prompt_ids), self.options.context_length
         if not request.prompt_ids:
-            raise RequestError("The prompt is empty; at least one token is needed.")
+            raise RequestError("input_ids cannot be empty.")
         if prompt_tokens >= limit:
             raise RequestError(
                 f"The input ({prompt_tokens} tokens) is longer than the model's context length ({limit} tokens)."
             )
-        wanted = request.sampling.max_new_tokens
+        wanted = request.sampling.max_new_tokens or 0
         if prompt_tokens + wanted > limit:
             raise RequestError(
                 f"Requested token count exceeds the model's maximum context length of {limit} tokens. "
                 f"You requested a total of {prompt_tokens + wanted} tokens: {prompt_tokens} tokens from the input "
-                f"messages and {wanted} tokens for the completion."
+                f"messages and {wanted} tokens for the completion. Please reduce the number of tokens in the input "
+                "messages or the completion to fit within the limit."
             )
         if any(
             known.request.rid == request.rid and not known.is_finished for known in [*self._running, *self._waiting]
@@ -216,7 +224,8 @@ class Engine:
             batch = [] if self.is_paused else [item for item in self._running if item.due_at <= loop.time()]
             if batch:
                 self._step(batch)
-                await asyncio.sleep(0)
+                for _ in range(_TURNS_AFTER_STEP):
+                    await asyncio.sleep(0)
             else:
                 await self._sleep_until_due()
 

@@ -4,18 +4,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router_core.reference_engine.errors import RequestError
+from router_core.reference_engine.errors import RequestError, WrongTypeError
 from router_core.reference_engine.http import json_response
 
 _TYPES = {400: "BadRequestError", 404: "NotFoundError"}
 
 
 async def sglang_error(request: Request, error: Exception) -> Response:
-    """Return SGLang's JSON: its own routes and its OpenAI ones have different shapes."""
+    """Return SGLang's JSON: wrong types and OpenAI's routes have one shape, its own routes another."""
     assert isinstance(error, RequestError)
-    if not request.url.path.startswith("/v1/"):
+    if isinstance(error, WrongTypeError):
+        kind = "Bad Request"
+    elif request.url.path.startswith("/v1/"):
+        kind = _TYPES.get(error.status, "BadRequestError")
+    else:
         return json_response({"error": {"message": error.message}}, error.status)
-    kind = _TYPES.get(error.status, "BadRequestError")
     told = {"object": "error", "message": error.message, "type": kind, "param": None, "code": error.status}
     return json_response(told, error.status)
 

@@ -1,7 +1,8 @@
 """Errors of a request: the wire turns each into its own JSON.
 
 RequestError
-├── InvalidFieldError    one field is wrong, and is named
+├── InvalidFieldError    one field has a wrong value, and is named
+│   └── WrongTypeError   ... a wrong type
 └── UnknownModelError    another model is asked for
 """
 
@@ -17,11 +18,15 @@ class RequestError(Exception):
 
 
 class InvalidFieldError(RequestError):
-    """A field has a wrong type or value."""
+    """A field has a wrong value."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class WrongTypeError(InvalidFieldError):
+    """A field has a wrong type; SGLang tells this in another shape than a wrong value."""
 
 
 class UnknownModelError(RequestError):

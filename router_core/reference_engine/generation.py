@@ -78,11 +78,14 @@ class Generation:
     ``input_logprobs_from``, its first entry None.
     """
 
-    def __init__(self, request: GenerationRequest, seed: int, cache: KvCache, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, request: GenerationRequest, seed: int, max_new_tokens: int, cache: KvCache, tokenizer: Tokenizer
+    ) -> None:
         self.request = request
         self.seed = seed
         self.cache = cache
         self.token_ids = list(request.prompt_ids)
+        self.max_new_tokens = max_new_tokens
         self.output_ids: list[int] = []
         self.sampled: list[Sampled] = []
         self.prompt_logprobs: list[Sampled | None] = []

@@ -48,7 +48,6 @@ def read_chat(body: fields.Fields, engine: Engine, request_id: str | None, scrip
     prompt = prompt_ids(body, engine.tokenizer, engine.model.config.vocab_size, options.dialect)
     most = body.get("max_completion_tokens")
     name = "max_tokens" if most is None else "max_completion_tokens"
-    room = max(1, options.context_length - len(prompt))
     logprobs = fields.flag(body, "logprobs")
     top = fields.integer(body, "top_logprobs", 0, at_least=0) if logprobs else 0
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
@@ -58,7 +57,7 @@ def read_chat(body: fields.Fields, engine: Engine, request_id: str | None, scrip
         engine,
         prompts=[prompt],
         call_id=_call_id(body, engine, request_id, "chatcmpl"),
-        max_new_tokens=_max_tokens(body, name, room, engine),
+        max_new_tokens=_max_tokens(body, name, None, engine),
         script=script,
         logprobs=logprobs,
         top_logprobs=top,
@@ -91,7 +90,7 @@ def _call(
     *,
     prompts: list[list[int]],
     call_id: str,
-    max_new_tokens: int,
+    max_new_tokens: int | None,
     script: list[int] | None,
     logprobs: bool,
     top_logprobs: int,
@@ -149,8 +148,10 @@ def _call_id(body: fields.Fields, engine: Engine, request_id: str | None, prefix
     return f"{prefix}-{request_id or fields.text(body, 'request_id', uuid.uuid4().hex[:16])}"
 
 
-def _max_tokens(body: fields.Fields, name: str, default: int, engine: Engine) -> int:
-    wanted = fields.integer(body, name, default, at_least=1 if engine.options.dialect == "vllm" else 0)
+def _max_tokens(body: fields.Fields, name: str, default: int | None, engine: Engine) -> int | None:
+    if body.get(name) is None:
+        return default
+    wanted = fields.integer(body, name, 0, at_least=1 if engine.options.dialect == "vllm" else 0)
     limit = engine.options.context_length
     if engine.options.dialect == "vllm" and wanted > limit:
         said = f"{name}={wanted} cannot be greater than max_model_len={limit}. Please request fewer output tokens."
@@ -158,7 +159,7 @@ def _max_tokens(body: fields.Fields, name: str, default: int, engine: Engine) ->
     return wanted
 
 
-def _sampling(body: fields.Fields, engine: Engine, max_new_tokens: int) -> SamplingParams:
+def _sampling(body: fields.Fields, engine: Engine, max_new_tokens: int | None) -> SamplingParams:
     """Return the sampling parameters; OpenAI's names are turned into SGLang's."""
     response_format = fields.mapping(body, "response_format").get("type", "text")
     if response_format != "text":

@@ -90,12 +90,13 @@ class SglangOpenAi:
                 choice["token_ids"] = piece.token_ids
                 if piece.is_first:
                     choice["prompt_token_ids"] = generations[index].request.prompt_ids
-            yield event(head | {"choices": [choice]})
+            yield event(head | {"choices": [choice], "usage": None})
         if call.routed_experts:
             extra = {"routed_experts": routed_experts(generations[0], call.routed_experts_from)}
             yield event(head | {"choices": [], "usage": None, "sglext": extra})
         if call.wants_usage:
-            yield event(head | {"choices": [], "usage": self._usage(call, generations)})
+            usage = {key: value for key, value in self._usage(call, generations).items() if value is not None}
+            yield event(head | {"choices": [], "usage": usage})
         yield DONE
 
     def _head(self, call: OpenAiCall, generations: list[Generation], kind: str) -> Json:
@@ -109,8 +110,7 @@ class SglangOpenAi:
             "role": "assistant",
             "content": parsed.content.strip() if parsed.tool_calls else parsed.content,
         }
-        if parsed.reasoning:
-            message["reasoning_content"] = parsed.reasoning
+        message["reasoning_content"] = parsed.reasoning or None
         if parsed.tool_calls:
             message["tool_calls"] = [_tool_call(*item) for item in enumerate(parsed.tool_calls)]
         told = {
@@ -152,7 +152,10 @@ class SglangOpenAi:
         return meta_info(generation, wishes, self._engine)
 
     def _metadata(self, generation: Generation) -> Json:
-        return {"weight_version": self._engine.weight_version, "weight_versions": weight_versions(generation)}
+        return {
+            "weight_version": self._engine.weight_version,
+            "weight_versions": weight_versions(generation, self._engine),
+        }
 
     def _sglext(self, call: OpenAiCall, generations: list[Generation], *, with_experts: bool) -> Json:
         """Return what is told at the level of the answer: experts of the first choice, ids of all."""
@@ -185,7 +188,8 @@ class SglangOpenAi:
     def _chat_logprobs(self, call: OpenAiCall, sampled: list[Sampled]) -> Json:
         def entry(told: TokenLogprob) -> Json:
             text = self._text(told)
-            return {"token": text, "bytes": list(text.encode()), "logprob": told.logprob}
+            raw = self._engine.tokenizer.token_bytes([told.token_id], skip_special_tokens=False)
+            return {"token": text, "bytes": list(raw), "logprob": told.logprob}
 
         return {"content": [entry(told.token) | {"top_logprobs": [entry(top) for top in told.top]} for told in sampled]}
 

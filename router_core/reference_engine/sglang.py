@@ -13,8 +13,8 @@ import pybase64
 
 from router_core.reference_engine import fields
 from router_core.reference_engine.engine import Engine
-from router_core.reference_engine.errors import InvalidFieldError, RequestError
-from router_core.reference_engine.generation import Generation, GenerationRequest, TokenLogprob
+from router_core.reference_engine.errors import InvalidFieldError, RequestError, WrongTypeError
+from router_core.reference_engine.generation import Generation, GenerationRequest, TokenLogprob, WeightSpan
 from router_core.reference_engine.options import EngineOptions
 from router_core.reference_engine.sampling import SamplingParams, read_sampling_params
 from router_core.reference_engine.script import scripted
@@ -72,9 +72,7 @@ def _prompts(body: Body, engine: Engine) -> tuple[list[list[int]], bool]:
     text, ids = body.get("text"), body.get("input_ids")
     if text is None and ids is None:
         raise RequestError("Either text, input_ids or input_embeds should be provided.")
-    if text is not None and ids is not None:
-        raise RequestError("Only one of text and input_ids can be provided.")
-    if text is not None:
+    if ids is None:
         listed = fields.texts(body, "text")
         if not listed:
             raise InvalidFieldError("text", "text must not be an empty list.")
@@ -88,18 +86,21 @@ def _prompts(body: Body, engine: Engine) -> tuple[list[list[int]], bool]:
 def _wishes(body: Body, shortest_prompt: int, options: EngineOptions) -> Wishes:
     logprobs = fields.flag(body, "return_logprob")
     start = fields.integer(body, "logprob_start_len", -1, at_least=-1)
-    if logprobs and start >= shortest_prompt:
-        raise InvalidFieldError(
-            "logprob_start_len",
-            f"logprob_start_len, ({start}) should be less than the number of prompt tokens ({shortest_prompt}).",
-        )
+    experts_from = fields.integer(body, "routed_experts_start_len", 0, at_least=0)
+    for name, value in (("logprob_start_len", start if logprobs else -1), ("routed_experts_start_len", experts_from)):
+        if value > shortest_prompt:
+            raise InvalidFieldError(
+                name,
+                f"{name}={value} is higher than the number of input tokens ({shortest_prompt}). "
+                f"Please use a smaller {name}.",
+            )
     return Wishes(
         logprobs=logprobs,
         text_in_logprobs=fields.flag(body, "return_text_in_logprobs"),
         top_logprobs=fields.integer(body, "top_logprobs_num", 0, at_least=0) if logprobs else 0,
-        input_logprobs_from=start if logprobs and start >= 0 else None,
+        input_logprobs_from=start if logprobs and 0 <= start < shortest_prompt else None,
         routed_experts=fields.flag(body, "return_routed_experts") and options.routed_experts,
-        routed_experts_from=fields.integer(body, "routed_experts_start_len", 0, at_least=0),
+        routed_experts_from=experts_from,
         stream=fields.flag(body, "stream"),
     )
 
@@ -108,9 +109,7 @@ def _sampling_of_each(body: Body, engine: Engine, count: int) -> list[SamplingPa
     given = body.get("sampling_params") or {}
     listed = given if isinstance(given, list) else [given] * count
     if len(listed) != count or not all(isinstance(item, Mapping) for item in listed):
-        raise InvalidFieldError(
-            "sampling_params", "sampling_params must be an object, or a list of one for each prompt."
-        )
+        raise WrongTypeError("sampling_params", "sampling_params must be an object, or a list of one for each prompt.")
     return [read_sampling_params(item, engine.model.config.vocab_size) for item in listed]
 
 
@@ -121,7 +120,7 @@ def _rids(body: Body, count: int) -> list[str]:
     if isinstance(given, str):
         return [given] if count == 1 else [f"{given}_{number}" for number in range(count)]
     if not isinstance(given, list) or len(given) != count or not all(isinstance(item, str) for item in given):
-        raise InvalidFieldError("rid", "rid must be a string, or a list of one for each prompt.")
+        raise WrongTypeError("rid", "rid must be a string, or a list of one for each prompt.")
     return given
 
 
@@ -159,7 +158,7 @@ def meta_info(generation: Generation, wishes: Wishes, engine: Engine) -> dict[st
     info["completion_tokens"] = generation.shown_tokens
     info["cached_tokens"] = generation.cached_tokens
     if generation.is_finished:
-        info["weight_versions"] = weight_versions(generation)
+        info["weight_versions"] = weight_versions(generation, engine)
     cached = generation.cached_tokens
     info["cached_tokens_details"] = {"device": cached, "host": 0} if cached else None
     if generation.is_finished and wishes.routed_experts:
@@ -177,9 +176,10 @@ def meta_info(generation: Generation, wishes: Wishes, engine: Engine) -> dict[st
     return info
 
 
-def weight_versions(generation: Generation) -> list[dict[str, Any]]:
-    """Return which version sampled which of the output tokens."""
-    return [{"version": span.version, "start": span.start, "end": span.end} for span in generation.weight_spans]
+def weight_versions(generation: Generation, engine: Engine) -> list[dict[str, Any]]:
+    """Return which version sampled which of the output tokens; without any, one empty span."""
+    spans = generation.weight_spans or [WeightSpan(engine.weight_version, 0, 0)]
+    return [{"version": span.version, "start": span.start, "end": span.end} for span in spans]
 
 
 def routed_experts(generation: Generation, start: int) -> str:

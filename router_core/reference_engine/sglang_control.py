@@ -6,7 +6,7 @@ from starlette.routing import Route
 
 from router_core.reference_engine import fields
 from router_core.reference_engine.engine import PAUSE_MODES, Engine
-from router_core.reference_engine.errors import InvalidFieldError
+from router_core.reference_engine.errors import WrongTypeError
 from router_core.reference_engine.http import json_response, read_body
 from router_core.reference_engine.weight_source import model_from
 
@@ -61,7 +61,7 @@ class SglangControl:
         body = await read_body(request)
         version = fields.text(body, "new_version")
         if not version:
-            raise InvalidFieldError("new_version", "new_version must be a string that is not empty.")
+            raise WrongTypeError("new_version", "new_version must be a string that is not empty.")
         if fields.flag(body, "abort_all_requests", True):
             self._engine.abort_all()
         self._engine.weight_version = version

@@ -89,7 +89,7 @@ async def test_ids_logprobs_and_experts_are_told_where_asked(client: Any, recomp
     assert meta["output_token_logprobs"] == [list(item) for item in zip(expected, output, texts, strict=True)]
     first = choice["logprobs"]["content"][1]
     assert list(first) == ["token", "bytes", "logprob", "top_logprobs"]
-    assert first["bytes"] == list(first["token"].encode())
+    assert bytes(first["bytes"]) == tokenizer.token_bytes(output[1:2])
     assert len(first["top_logprobs"]) == 2
     assert np.array_equal(decode_experts(meta["routed_experts"]), truth.experts)
     assert meta["reasoning_tokens"] == answer["usage"]["reasoning_tokens"]
@@ -132,7 +132,7 @@ async def test_parsers_can_be_switched_off(serving: Any) -> None:
     said = "<think>\nhmm\n</think>\n\n" + CALL
     async with serving(reasoning_parser=False, tool_call_parser=False) as client:
         choice = (await chat(client, said, tools=[TOOL]))["choices"][0]
-        assert choice["message"] == {"role": "assistant", "content": said}
+        assert choice["message"] == {"role": "assistant", "content": said, "reasoning_content": None}
         assert choice["finish_reason"] == "stop"
 
 
@@ -141,7 +141,7 @@ async def test_a_request_can_keep_or_forbid_thinking(client: Any) -> None:
     assert whole["choices"][0]["message"]["content"] == "<think>\nhmm\n</think>\n\nParis."
     body = {"chat_template_kwargs": {"enable_thinking": False}, "return_prompt_token_ids": True}
     plain = (await chat(client, "Paris.", **body))["choices"][0]
-    assert plain["message"] == {"role": "assistant", "content": "Paris."}
+    assert plain["message"] == {"role": "assistant", "content": "Paris.", "reasoning_content": None}
     prompt = client.engine.tokenizer.decode(plain["prompt_token_ids"], skip_special_tokens=False)
     assert prompt == RENDERED + "<think>\n\n</think>\n\n"
 
