@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -19,6 +20,8 @@ log = logging.getLogger("router_core")
 
 BACKLOG = 8192
 KEEP_ALIVE_S = 75
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Exchanges make no cycles of their own, so the collector may look less often than Python's default."""
 QUIET = (
     "ASGI callable returned without completing response.",
     "Unsupported upgrade request.",
@@ -105,6 +108,16 @@ class Server(uvicorn.Server):
         await self.serve(sockets=[self._listener])
 
 
+class _ProcessServer(Server):
+    """The server of a process that is nothing else."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        gc.collect()
+        gc.freeze()  # what lives until the end need not be looked at again and again
+        gc.set_threshold(*GC_THRESHOLDS)
+
+
 class _Quiet(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(QUIET)
@@ -125,6 +138,6 @@ def serve(application: Application) -> int:
     settings = application.config.router
     set_up_logging(settings.log_level)
     listener = bind(settings.host, settings.port)
-    server = Server(application, listener)
+    server = _ProcessServer(application, listener)
     server.run(sockets=[listener])
     return 0 if server.started else 3

@@ -164,7 +164,7 @@ class H1Answer:
         self.status = 0
         self.headers: RawHeaders = []
         self._connection = connection
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._has_body = method != "HEAD"
         self._fields: RawHeaders = []
         self._pieces: deque[bytes] = deque()
@@ -235,6 +235,7 @@ class H1Answer:
         if self._is_over:
             return
         self._is_over = True
+        self._parser = None
         is_sent = self._upload is None or (self._upload.done() and _failure(self._upload) is None)
         if not is_sent and self._upload is not None:
             self._upload.cancel()
@@ -257,8 +258,11 @@ class H1Answer:
     # ---------------------------------------------------------------------------------------------- from the connection
     def feed(self, data: bytes) -> None:
         """Takes in what came; more than can be kept stops the reading of the worker."""
+        parser = self._parser
+        if parser is None:
+            return
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._fail("switched protocols unasked")
         except httptools.HttpParserError as error:
@@ -304,9 +308,10 @@ class H1Answer:
         self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self._is_whole:
+        parser = self._parser
+        if self._is_whole or parser is None:
             return
-        status = self._parser.get_status_code()
+        status = parser.get_status_code()
         if status < 200:
             self._fields.clear()
             return
@@ -316,7 +321,7 @@ class H1Answer:
         self.status = status
         self.headers = end_to_end(self._fields)
         self._ends_by_close = b"content-length" not in names and b"transfer-encoding" not in names
-        self._is_clean = self._parser.should_keep_alive()
+        self._is_clean = parser.should_keep_alive()
         self.has_head = True
         self._is_whole = not self._has_body
 
