@@ -91,7 +91,6 @@ class Bridge:
         return text.partition(SENTINEL)[2]
 
     def _label(self, messages: Sequence[Message], text: str, context: RenderContext) -> Tail:
-        ids = self._tokenizer.encode_batch([text])[0]
         cuts: dict[int, int] = {}
         for index in range(len(messages)):
             try:
@@ -100,7 +99,10 @@ class Bridge:
                 continue
             if part and text.startswith(part):
                 cuts[index] = len(part)
-        return Tail(array("i", ids), label_tokens(self._tokenizer, text, ids, cuts, len(messages)))
+        segments = Segments.cut(text, cuts, len(messages))
+        whole, *parts = self._tokenizer.encode_batch([text, *segments.texts])
+        ids = array("i", whole)
+        return Tail(ids, segments.label(ids, parts))
 
     def _make_room(self, known: dict[Any, str]) -> None:
         if len(known) >= self._MAX_KNOWN:
@@ -136,39 +138,49 @@ def collapse(roles: Sequence[str]) -> tuple[str, ...]:
     return tuple(role for role, run in groupby(roles) for _ in range(min(2, len(list(run)))))
 
 
-def label_tokens(
-    tokenizer: Tokenizer, text: str, ids: Sequence[int], cuts: Mapping[int, int], count: int, first: int = 0
-) -> Ids:
-    """Which of ``count`` messages each of ``ids``, the ids of ``text``, belongs to.
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """A rendered text cut where its messages end. ``texts`` are to be encoded alone, ``owners`` say whose each is."""
 
-    ``cuts[i]`` is where message i ends in the text. One without a cut shares the tokens of the next that has one, all
-    labelled with the first of them; behind the last cut is the generation prompt. Messages before ``first`` are not
-    told apart. The segments are encoded alone and compared with the ids from the end backwards: where they differ, a
-    token lies across the cut and belongs to neither side, and what is before it gets one label.
-    """
-    start = cuts.get(first - 1, 0)
-    segments: list[str] = []
-    owners: list[int] = []
-    owner = first
-    for index in range(first, count):
-        cut = cuts.get(index, -1)
-        if cut >= start:
-            segments.append(text[start:cut])
-            owners.append(owner)
-            start, owner = cut, index + 1
-    segments.append(text[start:])
-    owners.append(owner if owner < count else SCAFFOLD)
-    labels: list[tuple[int, int]] = []
-    end = len(ids)
-    for part, label in zip(reversed(tokenizer.encode_batch(segments)), reversed(owners), strict=True):
-        if len(part) > end or list(ids[end - len(part) : end]) != part:
-            break
-        labels.append((label, len(part)))
-        end -= len(part)
-    indices: Ids = array("i", [owners[0]]) * end
-    for label, length in reversed(labels):
-        indices.extend(array("i", [label]) * length)
-    return indices
+    texts: list[str]
+    owners: list[int]
+
+    @classmethod
+    def cut(cls, text: str, cuts: Mapping[int, int], count: int, first: int = 0) -> Segments:
+        """``cuts[i]`` is where message i of ``count`` ends in ``text``.
+
+        One without a cut shares the text of the next that has one, owned by the first of them; behind the last cut is
+        the generation prompt. Messages before ``first`` are not told apart.
+        """
+        start = cuts.get(first - 1, 0)
+        texts: list[str] = []
+        owners: list[int] = []
+        owner = first
+        for index in range(first, count):
+            end = cuts.get(index, -1)
+            if end >= start:
+                texts.append(text[start:end])
+                owners.append(owner)
+                start, owner = end, index + 1
+        return cls([*texts, text[start:]], [*owners, owner if owner < count else SCAFFOLD])
+
+    def label(self, ids: Ids, parts: Sequence[Sequence[int]]) -> Ids:
+        """The owner of each of ``ids``, the ids of the whole text, given those of each segment.
+
+        They are compared from the end backwards: where they differ, a token lies across the cut and belongs to neither
+        side, and all that is before it gets the first label.
+        """
+        labels: list[tuple[int, int]] = []
+        end = len(ids)
+        for part, owner in zip(reversed(parts), reversed(self.owners), strict=True):
+            if len(part) > end or ids[end - len(part) : end] != array("i", part):
+                break
+            labels.append((owner, len(part)))
+            end -= len(part)
+        indices: Ids = array("i", self.owners[:1]) * end
+        for owner, length in reversed(labels):
+            indices += array("i", [owner]) * length
+        return indices
 
 
 def _probe_tail(pattern: Sequence[str]) -> list[Message]:
