@@ -10,14 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import groupby, takewhile
-from typing import Any
 
 from .errors import RenderError
 from .node import SCAFFOLD, Message, RenderContext
 from .packed import Ids
-from .template import ChatTemplate
+from .template import ChatTemplate, context_key, make_room
 from .tokenizer import Tokenizer
 
 SENTINEL = "sentinel-of-the-bridge-9b1f27"
@@ -39,8 +37,6 @@ class Tail:
 
 class Bridge:
     """Renders tails behind a sentinel, and knows for which sequences of roles that is exact."""
-
-    _MAX_KNOWN = 256
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
@@ -66,7 +62,7 @@ class Bridge:
         pattern = collapse(roles)
         place = (pattern, context_key(context))
         if place not in self._faults:
-            self._make_room(self._faults)
+            make_room(self._faults)
             self._faults[place] = self._try_out(pattern, context)
         return self._faults[place]
 
@@ -74,7 +70,7 @@ class Bridge:
         """Text the template puts before an answer; remembered."""
         key = context_key(context)
         if key not in self._prompts:
-            self._make_room(self._prompts)
+            make_room(self._prompts)
             probe: list[Message] = [{"role": "user", "content": "probe question"}]
             whole = self._template.render(probe, context, generation_prompt=True)
             without = self._template.render(probe, context, generation_prompt=False)
@@ -103,10 +99,6 @@ class Bridge:
         whole, *parts = self._tokenizer.encode_batch([text, *segments.texts])
         ids = array("i", whole)
         return Tail(ids, segments.label(ids, parts))
-
-    def _make_room(self, known: dict[Any, str]) -> None:
-        if len(known) >= self._MAX_KNOWN:
-            known.clear()
 
     def _try_out(self, pattern: tuple[str, ...], context: RenderContext) -> str:
         """Render a fixed conversation whole and by the bridge, in its first tool cycle and in a later one."""
@@ -214,9 +206,3 @@ def _probe_answer(calls: int) -> Message:
         for index in range(calls)
     ]
     return {"role": "assistant", "content": "", "tool_calls": tool_calls}
-
-
-def context_key(context: RenderContext) -> bytes:
-    """Key of a render context by its exact text, key order included: a template sees the order."""
-    text = repr((context.tools, sorted(context.template_kwargs.items())))
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -17,7 +17,7 @@ from .bridge import Bridge, NoBridgeError, Segments
 from .errors import RenderError, UnrenderableError
 from .node import How, Message, RenderContext
 from .packed import Ids
-from .template import ChatTemplate, check_nothing_lost
+from .template import ChatTemplate
 from .tokenizer import Tokenizer
 from .turn import PendingTurn
 
@@ -133,7 +133,7 @@ class Renderer:
 
     def _encode(self, messages: Sequence[Message], context: RenderContext) -> tuple[str, Ids]:
         text = self.template.render(messages, context, generation_prompt=True)
-        check_nothing_lost(messages, text)
+        self.template.check_nothing_lost(messages, text, context)
         return text, array("i", self._tokenizer.encode_batch([text])[0])
 
     def _label(self, messages: Sequence[Message], text: str, ids: Ids, context: RenderContext, first: int) -> Ids:
