@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Literal, get_args
 
 from router_core.reference_engine.decoder import Decoder
-from router_core.reference_engine.errors import RequestError
+from router_core.reference_engine.errors import ContextTooLongError, RequestError
 from router_core.reference_engine.generation import FinishReason, Generation, GenerationRequest
 from router_core.reference_engine.model import Model
 from router_core.reference_engine.options import EngineOptions
@@ -187,24 +187,12 @@ class Engine:
             self._wake.set()
 
     def _check(self, request: GenerationRequest) -> None:
-        prompt_tokens, limit = len(request.prompt_ids), self.options.context_length
         if not request.prompt_ids:
             raise RequestError("input_ids cannot be empty.")
-        if prompt_tokens >= limit:
-            raise RequestError(
-                f"The input ({prompt_tokens} tokens) is longer than the model's context length ({limit} tokens)."
-            )
-        wanted = request.sampling.max_new_tokens or 0
-        if prompt_tokens + wanted > limit:
-            raise RequestError(
-                f"Requested token count exceeds the model's maximum context length of {limit} tokens. "
-                f"You requested a total of {prompt_tokens + wanted} tokens: {prompt_tokens} tokens from the input "
-                f"messages and {wanted} tokens for the completion. Please reduce the number of tokens in the input "
-                "messages or the completion to fit within the limit."
-            )
-        if any(
-            known.request.rid == request.rid and not known.is_finished for known in [*self._running, *self._waiting]
-        ):
+        wanted, limit = request.sampling.max_new_tokens or 0, self.options.context_length
+        if len(request.prompt_ids) + max(wanted, 1) > limit:
+            raise ContextTooLongError(len(request.prompt_ids), wanted, limit, request.dialect)
+        if any(known.request.rid == request.rid for known in self._unfinished()):
             raise RequestError(f"Duplicate request ID detected: {request.rid}")
 
     def _next_seed(self) -> int:

@@ -20,7 +20,8 @@ class ModelConfig:
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
-    head_dim: int = 16
+    head_dim: int = 32
+    """No less: vLLM on a CPU could not compute the same checkpoint."""
     num_experts: int = 8
     num_experts_per_tok: int = 2
     moe_intermediate_size: int = 64

@@ -213,13 +213,31 @@ async def test_a_streamed_completion_adds_up(vllm: Any) -> None:
     assert usage["usage"]["completion_tokens"] == 12
 
 
-async def test_stop_ids_are_in_the_text_and_named(vllm: Any) -> None:
+async def test_what_stopped_it_is_named_and_not_in_the_text(vllm: Any) -> None:
     words = vllm.engine.tokenizer.encode("one two three")
     body = {"prompt": "a", "stop_token_ids": [words[-1]], "return_token_ids": True, "ignore_eos": True}
     choice = (await post(vllm, COMPLETIONS, body, {"x-reference-script": str(words)}))["choices"][0]
-    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("one two three", "stop", words[-1])
+    text = vllm.engine.tokenizer.decode(words[:-1])
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text, "stop", words[-1])
+    assert choice["token_ids"] == words
     choice = (await post(vllm, COMPLETIONS, {"prompt": "a", "stop": "two"}, says("one two three")))["choices"][0]
     assert (choice["text"], choice["stop_reason"]) == ("one ", "two")
+
+
+async def test_bytes_that_are_no_character_yet_are_dropped_at_the_end(vllm: Any) -> None:
+    words = vllm.engine.tokenizer.encode("ok 🚀")[:-1]
+    body = {"prompt": "a", "max_tokens": len(words), "logprobs": 0}
+    choice = (await post(vllm, COMPLETIONS, body, {"x-reference-script": str(words)}))["choices"][0]
+    assert choice["text"] == "ok "
+    assert choice["logprobs"]["tokens"][-1] == ""
+
+
+async def test_a_last_message_is_continued(vllm: Any) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "The answer"}]
+    body = {"messages": messages, "continue_final_message": True, "return_token_ids": True, "max_tokens": 1}
+    answer = await post(vllm, CHAT, body)
+    prompt = vllm.engine.tokenizer.decode(answer["prompt_token_ids"], skip_special_tokens=False)
+    assert prompt == RENDERED + "<think>\n\n</think>\n\nThe answer"
 
 
 async def test_batches_and_siblings_are_numbered(vllm: Any) -> None:
@@ -246,6 +264,7 @@ async def test_batches_and_siblings_are_numbered(vllm: Any) -> None:
         ({"prompt": "x", "max_tokens": 100000}, 400, "max_tokens", "cannot be greater than max_model_len=32768"),
         ({"prompt": [999999]}, 400, "prompt", "999999 is outside the vocabulary"),
         ({"prompt": "x", "temperature": -1}, 400, "temperature", "temperature must be in"),
+        ({"prompt": [1] * 40000}, 400, "input_tokens", "This model's maximum context length is 32768 tokens."),
     ],
 )
 async def test_errors_have_the_shape_of_vllm(
