@@ -54,8 +54,8 @@ class EngineOptions:
     """Seconds that each sampled token takes at least."""
     max_running_requests: int = 256
     """More wait in a queue."""
-    max_cached_tokens: int = 262144
-    """The most tokens whose keys and values are kept for later prompts; 0 caches nothing."""
+    max_cached_tokens: int = 65536
+    """The most tokens whose keys and values (2 KiB each) are kept for later prompts; 0 caches nothing."""
     routed_experts: bool = True
     """Expert choices can be asked for; False: they are silently absent, as on a server without the flag."""
     reasoning_parser: bool = True

@@ -10,6 +10,8 @@ import numpy as np
 import pybase64
 import pytest
 
+from router_core.reference_engine.recompute import recompute
+
 MESSAGES = [{"role": "user", "content": "Hi."}]
 RENDERED = "<|im_start|>user\nHi.<|im_end|>\n<|im_start|>assistant\n"
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
@@ -38,7 +40,7 @@ async def post(client: Any, path: str, body: dict[str, Any], headers: dict[str, 
     return answer
 
 
-async def test_a_chat_has_the_shape_of_vllm(vllm: Any, recompute: Any) -> None:
+async def test_a_chat_has_the_shape_of_vllm(vllm: Any) -> None:
     headers = says("<think>\nhmm\n</think>\n\nHello.") | {"x-request-id": "my-1"}
     answer = await post(vllm, CHAT, {"messages": MESSAGES, "return_token_ids": True}, headers)
     tokenizer = vllm.engine.tokenizer
@@ -111,7 +113,7 @@ async def test_ids_are_given_in_kv_transfer_params(vllm: Any) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
-async def test_logprobs_are_those_before_temperature(vllm: Any, recompute: Any, temperature: float) -> None:
+async def test_logprobs_are_those_before_temperature(vllm: Any, temperature: float) -> None:
     body = {
         "prompt": PROMPT,
         "max_tokens": 12,
@@ -135,7 +137,7 @@ async def test_logprobs_are_those_before_temperature(vllm: Any, recompute: Any, 
     assert choice["prompt_token_ids"] == PROMPT
 
 
-async def test_prompt_logprobs_are_told_with_ranks(vllm: Any, recompute: Any) -> None:
+async def test_prompt_logprobs_are_told_with_ranks(vllm: Any) -> None:
     answer = await post(vllm, COMPLETIONS, {"prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 1})
     told = answer["choices"][0]["prompt_logprobs"]
     rows = recompute(vllm.engine.model, PROMPT).logprobs
@@ -281,7 +283,9 @@ async def running(client: Any, request_id: str, **body: Any) -> "asyncio.Task[An
     long = {"prompt": PROMPT, "max_tokens": 30000, "ignore_eos": True, "return_token_ids": True} | body
     task = asyncio.create_task(post(client, COMPLETIONS, long, {"x-request-id": request_id}))
     rid = f"cmpl-{request_id}"
-    await client.until(lambda: any(item.request.group == rid and item.output_ids for item in client.engine._running))
+    await client.until(
+        lambda: any(item.request.group == rid and item.output_ids for item in client.engine.unfinished())
+    )
     return task
 
 
