@@ -5,6 +5,7 @@ The rules are RFC 9110 section 7.6 (hop-by-hop fields) and 5.3 (order of repeate
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from email.utils import formatdate
 from time import time
@@ -94,6 +95,17 @@ def end_to_end(raw: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
     if any(field == b"connection" for field, _ in lowered):
         dropped = HOP_BY_HOP | named_by_connection(lowered)
     return [pair for pair in lowered if pair[0] not in dropped]
+
+
+_UNFIT_IN_NAMES = re.compile(rb'[\x00-\x20\x7f-\xff"(),/:;<=>?@\[\\\]{}]')
+_UNFIT_IN_VALUES = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+def is_fit_to_send(raw: RawHeaders) -> bool:
+    """Whether every name is a token and no value holds a control character (RFC 9110, section 5)."""
+    names = b"".join(name for name, _ in raw)
+    values = b"".join(value for _, value in raw)
+    return not _UNFIT_IN_NAMES.search(names) and not _UNFIT_IN_VALUES.search(values) and all(name for name, _ in raw)
 
 
 def content_length(raw: Iterable[tuple[bytes, bytes]]) -> int | None:

@@ -83,9 +83,6 @@ class Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if not self.should_exit:
             self._publish(self._application.config.router)
-            gc.collect()
-            gc.freeze()  # what lives until the end need not be looked at again and again
-            gc.set_threshold(*GC_THRESHOLDS)
             self.ready.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -111,6 +108,16 @@ class Server(uvicorn.Server):
         await self.serve(sockets=[self._listener])
 
 
+class _ProcessServer(Server):
+    """The server of a process that is nothing else."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        gc.collect()
+        gc.freeze()  # what lives until the end need not be looked at again and again
+        gc.set_threshold(*GC_THRESHOLDS)
+
+
 class _Quiet(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith(QUIET)
@@ -131,6 +138,6 @@ def serve(application: Application) -> int:
     settings = application.config.router
     set_up_logging(settings.log_level)
     listener = bind(settings.host, settings.port)
-    server = Server(application, listener)
+    server = _ProcessServer(application, listener)
     server.run(sockets=[listener])
     return 0 if server.started else 3

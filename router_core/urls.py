@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-_RANK = re.compile(r"@(\d{1,6})/*$")
-_HOST = re.compile(r"^[A-Za-z0-9._~-]+$")
+_RANK = re.compile(r"@([0-9]{1,6})/*\Z")
+_HOST = re.compile(r"(?=.{1,253}\Z)(?:[A-Za-z0-9_-]{1,63}(?:\.|\Z))+\Z")
+_IPV6 = re.compile(r"\[[0-9A-Fa-f:.]+\](?::[0-9]*)?\Z")
 _DEFAULT_PORT = {"http": 80, "https": 443}
 
 
@@ -30,8 +31,8 @@ def parse_worker_url(text: str) -> WorkerUrl:
         raise ValueError("a worker's URL is empty")
     rank = _RANK.search(text)
     bare = text[: rank.start()] if rank else text
-    if any(ord(c) <= 32 or ord(c) == 127 for c in bare):
-        raise ValueError(f"{text!r} holds a space or control character")
+    if any(not 32 < ord(c) < 127 for c in bare):
+        raise ValueError(f"{text!r} holds a space, a control character or one that is not ASCII")
     try:
         parts = urlsplit(bare)
         port = parts.port
@@ -40,7 +41,7 @@ def parse_worker_url(text: str) -> WorkerUrl:
     if parts.scheme not in _DEFAULT_PORT:
         raise ValueError(f"{text!r} must start with http:// or https://")
     if "@" in parts.netloc:
-        raise ValueError(f"{text!r} holds user information; only @rank (a number) may follow the address")
+        raise ValueError("a worker's URL holds user information; only @rank (a number) may follow the address")
     if parts.query or parts.fragment or "?" in bare or "#" in bare:
         raise ValueError(f"{text!r} must have no query and no fragment")
     if port == 0:
@@ -54,11 +55,13 @@ def _host(parts: SplitResult, text: str) -> str:
     host = parts.hostname
     if not host:
         raise ValueError(f"{text!r} names no host")
-    if ":" in host:
+    if "[" in parts.netloc:
         try:
-            return f"[{ipaddress.IPv6Address(host.partition('%')[0]).compressed}]"
+            if _IPV6.match(parts.netloc):
+                return f"[{ipaddress.IPv6Address(host).compressed}]"
         except ValueError:
-            raise ValueError(f"{text!r} holds no valid IPv6 address") from None
+            pass
+        raise ValueError(f"{text!r} holds no valid IPv6 address (without a zone)")
     if not _HOST.match(host):
         raise ValueError(f"{text!r} has no valid host name")
     return host.lower()

@@ -19,7 +19,7 @@ from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from router_core.errors import WorkerLost, WorkerProtocolError, WorkerUnreachable
-from router_core.headers import RawHeaders, end_to_end
+from router_core.headers import RawHeaders, end_to_end, is_fit_to_send
 from router_core.upstream.interface import IDLE_S, Incoming, Outgoing
 
 HIGH_WATER_BYTES = 1 << 16
@@ -90,7 +90,7 @@ class AiohttpUpstream:
         try:
             while True:
                 connection = await self._connector.connect(address.target, [], self._timeout)
-                if not _is_stale(connection.transport, address.is_tls):
+                if not connection.protocol.should_close and not _is_stale(connection.transport, address.is_tls):
                     return connection
                 connection.close()
         except TimeoutError as error:
@@ -98,7 +98,7 @@ class AiohttpUpstream:
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, ConnectionRefusedError)
             raise WorkerUnreachable(f"{base_url}: {error.os_error or error}", refused=refused) from error
-        except (aiohttp.ClientError, OSError, ssl.SSLError) as error:
+        except (aiohttp.ClientError, OSError, ssl.SSLError, UnicodeError) as error:
             raise WorkerUnreachable(f"{base_url}: {error!r}") from error
 
     async def aclose(self) -> None:
@@ -109,7 +109,7 @@ class AiohttpUpstream:
 class _Exchange:
     """One request and answer on one connection."""
 
-    __slots__ = ("_base_url", "_connection", "_ends_by_close", "_payload", "_upload", "headers", "protocol", "status")
+    __slots__ = ("_base_url", "_connection", "_ends_by_close", "_is_over", "_payload", "_upload", "headers", "protocol", "status")
 
     def __init__(self, connection: Any, base_url: str) -> None:
         self._connection = connection
@@ -118,6 +118,7 @@ class _Exchange:
         self._payload: aiohttp.StreamReader | None = None
         self._upload: asyncio.Task[None] | None = None
         self._ends_by_close = False
+        self._is_over = False
         self.status = 0
         self.headers: RawHeaders = []
 
@@ -166,8 +167,19 @@ class _Exchange:
                 raise WorkerProtocolError(f"{self._base_url}: switched protocols unasked")
         self.status = message.code
         self.headers = end_to_end(message.raw_headers)
+        if message.code > 599 or not is_fit_to_send(self.headers):
+            raise WorkerProtocolError(f"{self._base_url}: a status or a header field that no server may send")
         self._ends_by_close = not message.chunked and "content-length" not in message.headers
         self._payload = payload
+        if (closed := self.protocol.closed) is not None:
+            closed.add_done_callback(self._break_payload)
+
+    def _break_payload(self, closed: asyncio.Future[None]) -> None:
+        """aiohttp closes the connection of a body that is not HTTP, and does not tell the body's reader."""
+        closed.exception()
+        error = self.protocol.exception()
+        if isinstance(error, http_exceptions.HttpProcessingError) and self._payload is not None:
+            self._payload.set_exception(error)
 
     async def _next_message(self) -> Any:
         upload = self._upload
@@ -214,14 +226,19 @@ class _Exchange:
         return b""
 
     def _finish(self) -> None:
-        if self._upload is not None and not self._upload.done():
+        if self._upload is not None and (not self._upload.done() or _failure(self._upload) is not None):
             self.close()  # answered before it read the request: the connection holds half of it
         else:
+            self._is_over = True
             self._connection.release()
 
     def close(self) -> None:
-        if self._upload is not None:
-            self._upload.cancel()
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._upload is not None and not self._upload.cancel():
+            _failure(self._upload)
+        self.protocol.abort()  # at once, even where the worker does not take what was written
         self._connection.close()
 
 
@@ -237,7 +254,7 @@ def _is_stale(transport: asyncio.Transport | None, is_tls: bool) -> bool:
 
 
 def _failure(task: asyncio.Task[None]) -> BaseException | None:
-    return None if task.cancelled() else task.exception()
+    return None if not task.done() or task.cancelled() else task.exception()
 
 
 def _why(error: BaseException) -> str:

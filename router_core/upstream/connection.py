@@ -7,6 +7,8 @@ the request written whole, nothing unasked behind it.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import os
 import select
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -21,12 +23,14 @@ from router_core.upstream.interface import Outgoing
 HIGH_WATER_BYTES = 256 * 1024
 """Unread bytes of an answer above which its worker is not read any more."""
 MAX_FIELDS = 1024
+MAX_HEAD_BYTES = 1 << 20
+"""Bytes of an answer, interim ones included, within which its head must be whole (more where one field may be longer)."""
 
 
 class Address:
     """A worker's base URL taken apart once."""
 
-    __slots__ = ("base_url", "host", "host_line", "port", "prefix")
+    __slots__ = ("base_url", "host", "host_line", "is_literal", "port", "prefix")
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
@@ -37,6 +41,7 @@ class Address:
         if not colon or address.endswith("]"):
             host, port = address, "80"
         self.host, self.port = host.strip("[]"), int(port)
+        self.is_literal = _is_ip_address(self.host)
 
 
 class Connection(asyncio.Protocol):
@@ -112,7 +117,17 @@ class Connection(asyncio.Protocol):
         self.is_lost = True
         self.can_write.set()
         if self._answer is not None:
+            if error is not None and not self._answer.has_head:
+                self._read_rest(self._answer)
             self._answer.lose(error)
+
+    def _read_rest(self, answer: H1Answer) -> None:
+        """A write that failed may have hidden an answer: a worker that reads no further often says why first."""
+        try:
+            while rest := os.read(self.transport.get_extra_info("socket").fileno(), HIGH_WATER_BYTES):
+                answer.feed(rest)
+        except OSError:
+            pass
 
     def pause_writing(self) -> None:
         self.can_write.clear()
@@ -131,7 +146,7 @@ class H1Answer:
         "_error",
         "_fields",
         "_has_body",
-        "_has_head",
+        "_head_bytes",
         "_is_clean",
         "_is_over",
         "_is_paused",
@@ -140,6 +155,7 @@ class H1Answer:
         "_pieces",
         "_upload",
         "_waiter",
+        "has_head",
         "headers",
         "status",
     )
@@ -153,7 +169,8 @@ class H1Answer:
         self._fields: RawHeaders = []
         self._pieces: deque[bytes] = deque()
         self._buffered = 0
-        self._has_head = False
+        self.has_head = False
+        self._head_bytes = 0
         self._is_whole = False
         self._is_clean = False
         self._is_over = False
@@ -185,7 +202,7 @@ class H1Answer:
         """Waits for the final head; an upload that fails ends the wait."""
         if self._upload is not None:
             self._upload.add_done_callback(self._uploaded)
-        while not self._has_head:
+        while not self.has_head:
             if self._error is not None:
                 raise self._error
             if self._upload is not None and self._upload.done() and (error := _failure(self._upload)) is not None:
@@ -253,6 +270,10 @@ class H1Answer:
             if not self._is_whole:
                 is_ours = isinstance(error, httptools.HttpParserCallbackError)
                 self._fail(f"not HTTP: {error.__context__ if is_ours else error}")
+        if not self.has_head and self._error is None:
+            self._head_bytes += len(data)
+            if self._head_bytes > max(MAX_HEAD_BYTES, 2 * self._connection.max_field_bytes):
+                self._fail(f"no head within {self._head_bytes} bytes")
         if self._buffered > HIGH_WATER_BYTES and not self._is_paused:
             self._is_paused = True
             self._connection.transport.pause_reading()
@@ -265,11 +286,11 @@ class H1Answer:
     def lose(self, error: Exception | None) -> None:
         """The connection is gone: the end of a body that ends so, else a loss."""
         if not self._is_whole and self._error is None:
-            if self._has_head and self._ends_by_close and error is None:
+            if self.has_head and self._ends_by_close and error is None:
                 self._is_whole = True
             else:
                 what = str(error) if error is not None else "the worker closed the connection"
-                place = "in the middle of the answer" if self._has_head else "before the answer"
+                place = "in the middle of the answer" if self.has_head else "before the answer"
                 self._error = WorkerLost(f"{self._connection.address.base_url}: {what} {place}", request_sent=True)
         self._wake()
 
@@ -294,12 +315,14 @@ class H1Answer:
         if status < 200:
             self._fields.clear()
             return
+        if status > 599:
+            raise ValueError(f"a status of {status}")
         names = {name.lower() for name, _ in self._fields}
         self.status = status
         self.headers = end_to_end(self._fields)
         self._ends_by_close = b"content-length" not in names and b"transfer-encoding" not in names
         self._is_clean = parser.should_keep_alive()
-        self._has_head = True
+        self.has_head = True
         self._is_whole = not self._has_body
 
     def on_body(self, piece: bytes) -> None:
@@ -308,7 +331,15 @@ class H1Answer:
             self._buffered += len(piece)
 
     def on_message_complete(self) -> None:
-        self._is_whole = self._has_head
+        self._is_whole = self.has_head
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _failure(task: asyncio.Task[None]) -> BaseException | None:

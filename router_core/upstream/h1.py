@@ -6,6 +6,7 @@ A request that was written is never sent a second time.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
 
@@ -94,15 +95,31 @@ class Pool:
 
     async def open(self, timeout_s: float, max_field_bytes: int) -> Connection:
         """A new connection. Raises WorkerUnreachable."""
-        loop, address = asyncio.get_running_loop(), self._address
+        address = self._address
         try:
             async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(address, loop, max_field_bytes, self._idle.append), address.host, address.port
-                )
+                return await self._connect(asyncio.get_running_loop(), max_field_bytes)
         except TimeoutError as error:
             raise WorkerUnreachable(f"{address.base_url}: no connection within {timeout_s:g} s") from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             refused = isinstance(error, ConnectionRefusedError)
             raise WorkerUnreachable(f"{address.base_url}: {error}", refused=refused) from error
-        return connection
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop, max_field_bytes: int) -> Connection:
+        """To the first address of the host that answers; the error is that of the last one."""
+        address = self._address
+        hosts = [address.host]
+        if not address.is_literal:  # asyncio would make one text of the errors of several addresses
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            hosts = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+        for host in hosts:
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: Connection(address, loop, max_field_bytes, self._idle.append), host, address.port
+                )
+            except OSError:
+                if host == hosts[-1]:
+                    raise
+            else:
+                return connection
+        raise OSError("the host has no address")
