@@ -58,7 +58,7 @@ class PrefixAffinity:
         block_bytes: int = Field(default=512, ge=16)
         """Bytes of a prompt that are known or unknown together: text, JSON of messages, or 4 a token id."""
         max_blocks: int = Field(default=262_144, ge=1)
-        """Most blocks remembered, shared equally by the workers; about 200 bytes of memory each."""
+        """Most blocks remembered, shared equally by the workers; about 150 bytes of memory each."""
         off_gpu_provider: str | None = None
         """``pkg.mod:name`` of an async function that tells what caches outside the GPUs hold (see README)."""
         off_gpu_factor: float = Field(default=0.5, ge=0, le=1)

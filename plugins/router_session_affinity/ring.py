@@ -17,6 +17,8 @@ class HashRing:
     def __init__(self, virtual_nodes: int) -> None:
         self._virtual_nodes = virtual_nodes
         self._members: set[str] = set()
+        self._newcomers: set[str] = set()
+        """Members whose points are made at the next walk: thousands may join at once, and nobody may ever walk."""
         self._points: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
@@ -26,17 +28,20 @@ class HashRing:
         """A known member changes nothing."""
         if member not in self._members:
             self._members.add(member)
-            self._points += [(_point(f"{member}#{node}"), member) for node in range(self._virtual_nodes)]
-            self._points.sort()
+            self._newcomers.add(member)
 
     def remove(self, member: str) -> None:
         """An unknown member changes nothing."""
-        if member in self._members:
-            self._members.discard(member)
+        if member in self._newcomers:
+            self._newcomers.discard(member)
+        elif member in self._members:
             self._points = [entry for entry in self._points if entry[1] != member]
+        self._members.discard(member)
 
     def walk(self, key: str) -> Iterator[str]:
         """The members in the order in which the key belongs to them, each once."""
+        if self._newcomers:
+            self._take_in_newcomers()
         start, count = bisect_left(self._points, (_point(key), "")), len(self._points)
         seen: set[str] = set()
         for offset in range(count):
@@ -46,6 +51,12 @@ class HashRing:
                 yield member
                 if len(seen) == len(self._members):
                     return
+
+    def _take_in_newcomers(self) -> None:
+        for member in self._newcomers:
+            self._points += [(_point(f"{member}#{node}"), member) for node in range(self._virtual_nodes)]
+        self._newcomers.clear()
+        self._points.sort()
 
 
 def _point(text: str) -> int:
