@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router_core.clock import Clock
+from router_core.dp_rank import hand_over_rank
 from router_core.failures import outcome_of
 from router_core.headers import Headers
 from router_core.plan import Plan
@@ -31,6 +32,7 @@ class Attempts:
         self._workers.count(attempt)
         exchange.attempts.append(attempt)
         try:
+            hand_over_rank(attempt)
             await plan.attempt_start(exchange, attempt)
             incoming = await self._upstream.send(await _outgoing(attempt), _sent(attempt))
         except BaseException as error:

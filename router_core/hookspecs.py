@@ -41,12 +41,13 @@ def hookimpl(function: _F) -> _F:
 
 
 # ------------------------------------------------------------------------------------------------- during a request
-@hookspec(firstresult=True)
+@hookspec
 def identify(exchange: Exchange) -> Identity | None:
     """Says who the request belongs to beside its session: group, trajectory, version tag.
 
-    Plain; the first answer that is not None wins. Runs before everything else, headers are there, the body is not.
-    May not change ``exchange.session``.
+    Plain, in turn; of each field the first value that is not None wins, so that one plugin may know the group and
+    another the version tag. Runs before everything else, headers are there, the body is not. May not change
+    ``exchange.session``.
     """
 
 

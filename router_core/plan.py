@@ -92,13 +92,14 @@ class Plan:
 
     # ---------------------------------------------------------------------------------------------------- plain hooks
     def identify(self, exchange: Exchange) -> Identity | None:
+        known: Identity | None = None
         for plugin, call in self._identify:
             found = _guarded(plugin, "identify", call, exchange)
             if isinstance(found, Identity):
-                return found
-            if found is not None:
+                known = found if known is None else known.completed_by(found)
+            elif found is not None:
                 _refuse(plugin, "identify", f"answered {found!r}, not an Identity")
-        return None
+        return known
 
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> tuple[Sequence[Worker], dict[str, str]]:
         """What every filter leaves, and for each worker's url the plugin that left it out."""

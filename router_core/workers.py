@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from router_core.clock import Clock
 from router_core.errors import Reject
 from router_core.types import Attempt, Worker, WorkerState
-from router_core.urls import parse_worker_url
+from router_core.urls import parse_worker_url, rank_urls
 
 Changed = Callable[[Worker, WorkerState | None, WorkerState], None]
 
@@ -49,6 +49,17 @@ class WorkerTable:
         except ValueError:
             return None
 
+    def find(self, name: str) -> list[Worker]:
+        """The workers of a name: the one that `get` finds, or all data-parallel ranks of the server that it names."""
+        if (worker := self.get(name)) is not None:
+            return [worker]
+        try:
+            parsed = parse_worker_url(name)
+            base_url = parsed.base if parsed.dp_rank is None else None
+        except ValueError:
+            base_url = None
+        return [worker for worker in self._workers.values() if worker.base_id == name or worker.base_url == base_url]
+
     def is_current(self, worker: Worker, generation: int) -> bool:
         """Whether this is still the registered worker, and was not registered anew since ``generation``."""
         return self._workers.get(worker.key) is worker and worker.generation == generation
@@ -65,12 +76,12 @@ class WorkerTable:
             raise Reject(400, "bad_worker_url", str(error), "url") from None
         worker = self._workers.get(parsed.key)
         if worker is None and len(self._workers) >= self._max_workers:
-            raise Reject(503, "too_many_workers", f"{self._max_workers} workers are registered (router.max_workers)")
+            raise self._full()
         self._generation += 1
         if worker is None:
-            identity = "w-" + hashlib.sha256(parsed.key.encode()).hexdigest()[:12]
             worker = Worker(
-                id=identity,
+                id=_identity(parsed.key),
+                base_id=_identity(parsed.base),
                 url=url,
                 key=parsed.key,
                 base_url=parsed.base,
@@ -83,15 +94,42 @@ class WorkerTable:
             self._on_change(worker, None, worker.state)
         else:
             worker.generation = self._generation
+            worker.cache_epoch += 1
             _take(worker, fields)
             if (idle := self._idle.pop(worker, None)) is not None:
                 idle.set()
             self._to(worker, WorkerState.READY, None)
         return worker
 
+    def add_ranks(self, url: str, dp_size: int, **fields: object) -> list[Worker]:
+        """Registers a server by its data-parallel ranks 0 to ``dp_size - 1``, each a worker ``url@rank``.
+
+        What was registered of the same server before and is none of these is removed. Raises Reject as `add`.
+        """
+        try:
+            urls = rank_urls(url, dp_size)
+            base_url = parse_worker_url(url).base
+        except ValueError as error:
+            raise Reject(400, "bad_worker_url", str(error), "url") from None
+        before = [worker for worker in self._workers.values() if worker.base_url == base_url]
+        if len(self._workers) - len(before) + dp_size > self._max_workers:
+            raise self._full()
+        ranks = [None] if dp_size == 1 else list(range(dp_size))
+        for worker in before:
+            if worker.dp_rank not in ranks:
+                self.remove(worker)
+        return [self.add(rank_url, dp_size=dp_size, **fields) for rank_url in urls]
+
+    def _full(self) -> Reject:
+        return Reject(503, "too_many_workers", f"at most {self._max_workers} workers are kept (router.max_workers)")
+
     def update(self, worker: Worker, **fields: object) -> None:
         """Changes labels, version and the like; neither state nor generation."""
         _take(worker, fields)
+
+    def forget_cache(self, worker: Worker) -> None:
+        """The worker's prefix cache is empty now (flushed, memory released): plugins that keep an index of it see."""
+        worker.cache_epoch += 1
 
     # ----------------------------------------------------------------------------------------------------- leaving
     def remove(self, worker: Worker) -> None:
@@ -163,12 +201,19 @@ class WorkerTable:
             idle.set()
 
 
-_FIELDS = ("weight_version", "worker_type", "labels", "priority", "api_key")
+_FIELDS = ("weight_version", "worker_type", "labels", "priority", "api_key", "dp_size")
+
+
+def _identity(key: str) -> str:
+    """A worker's id, the same on every router that knows the URL."""
+    return "w-" + hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
 def _take(worker: Worker, fields: Mapping[str, object]) -> None:
     for name, value in fields.items():
         if name not in _FIELDS:
             raise TypeError(f"a worker has no field {name!r}")
+        if name == "weight_version" and value not in (None, worker.weight_version):
+            worker.cache_epoch += 1
         if value is not None:
             setattr(worker, name, value)

@@ -60,6 +60,14 @@ class Identity:
     version_tag: str | None = None
     """The oldest weight version that may serve it."""
 
+    def completed_by(self, other: Identity) -> Identity:
+        """This identity, with what it does not know taken from another one."""
+        return Identity(
+            other.group if self.group is None else self.group,
+            other.trajectory if self.trajectory is None else self.trajectory,
+            other.version_tag if self.version_tag is None else self.version_tag,
+        )
+
 
 @dataclass(slots=True)
 class Decision:

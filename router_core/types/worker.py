@@ -30,8 +30,11 @@ class Worker:
 
     __slots__ = (
         "api_key",
+        "base_id",
         "base_url",
+        "cache_epoch",
         "dp_rank",
+        "dp_size",
         "generation",
         "id",
         "inflight",
@@ -49,8 +52,12 @@ class Worker:
         "worker_type",
     )
 
-    def __init__(self, *, id: str, url: str, key: str, base_url: str, dp_rank: int | None, generation: int) -> None:
+    def __init__(
+        self, *, id: str, base_id: str, url: str, key: str, base_url: str, dp_rank: int | None, generation: int
+    ) -> None:
         self.id = id
+        self.base_id = base_id
+        """The id of its server: the same for all data-parallel ranks of one."""
         self.url = url
         """Exactly as it was registered first."""
         self.key = key
@@ -58,6 +65,8 @@ class Worker:
         self.base_url = base_url
         """Scheme, host, port and path prefix, without a trailing slash: a target is appended to it."""
         self.dp_rank = dp_rank
+        self.dp_size = 1
+        """How many data-parallel ranks its server was registered with."""
         self.generation = generation
         self.state = WorkerState.READY
         self.reason: str | None = None
@@ -65,6 +74,8 @@ class Worker:
         self.inflight = 0
         """Attempts that were sent to it and whose last byte has not passed yet. Counted by the core alone."""
         self.weight_version: str | None = None
+        self.cache_epoch = 0
+        """Rises whenever its prefix cache is known to be empty: registered again, new weights, flushed."""
         self.worker_type = "regular"
         self.labels: dict[str, str] = {}
         self.priority: float | None = None
