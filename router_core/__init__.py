@@ -3,8 +3,10 @@
 These are the public names: a plugin imports from here and from nowhere below.
 """
 
+from router_core.bodies import checked_version, read_json
 from router_core.control import ControlAnswer, ControlClient
 from router_core.errors import (
+    AttemptWithdrawn,
     ClientLeft,
     ConfigError,
     MalformedBody,
@@ -18,6 +20,7 @@ from router_core.errors import (
     WorkerUnreachable,
 )
 from router_core.headers import Headers
+from router_core.holds import Held, HoldQueue
 from router_core.hookspecs import API_VERSION, CallNext, hookimpl
 from router_core.router import Router
 from router_core.settings import PluginSettings, per_exchange
@@ -36,11 +39,13 @@ from router_core.types import (
     Worker,
     WorkerState,
 )
+from router_core.worker_updates import update_workers
 
 __all__ = [
     "API_VERSION",
     "Answer",
     "Attempt",
+    "AttemptWithdrawn",
     "CallNext",
     "ClientLeft",
     "ConfigError",
@@ -49,6 +54,8 @@ __all__ = [
     "EventSplitter",
     "Exchange",
     "Headers",
+    "Held",
+    "HoldQueue",
     "Identity",
     "MalformedBody",
     "NoWorker",
@@ -69,7 +76,10 @@ __all__ = [
     "WorkerProtocolError",
     "WorkerState",
     "WorkerUnreachable",
+    "checked_version",
     "event_data",
     "hookimpl",
     "per_exchange",
+    "read_json",
+    "update_workers",
 ]

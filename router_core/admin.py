@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from router_core.bodies import checked_version, read_json, read_object
 from router_core.errors import Reject
 from router_core.outside import OutsideHooks
 from router_core.plans import Plans
@@ -22,7 +22,6 @@ from router_core.types import Session, Worker
 from router_core.urls import rank_urls
 from router_core.workers import WorkerTable
 
-MAX_ADMIN_BODY_BYTES = 16 << 20
 MAX_DP_SIZE = 1024
 CLAIMED = (
     "add_worker",
@@ -36,36 +35,6 @@ CLAIMED = (
     "plugins",
 )
 """First path segments that the core takes."""
-
-
-async def read_json(request: Request) -> Any:
-    """The body of a call to one of our own routes; None where it is empty. Raises Reject (400, 413) with the reason."""
-    parts, size = [], 0
-    try:
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > MAX_ADMIN_BODY_BYTES:
-                raise Reject(413, "body_too_large", f"the body is longer than {MAX_ADMIN_BODY_BYTES} bytes")
-    except ClientDisconnect:
-        raise Reject(400, "malformed_body", "the body is not whole") from None
-    body = b"".join(parts)
-    if not body.strip():
-        return None
-    try:
-        return json.loads(body)
-    except ValueError as error:
-        raise Reject(400, "malformed_body", f"the body is not JSON: {error}") from None
-
-
-async def read_object(request: Request) -> dict[str, Any]:
-    """The same, but an object; an empty body is an empty object."""
-    body = await read_json(request)
-    if body is None:
-        return {}
-    if not isinstance(body, dict):
-        raise Reject(400, "malformed_body", f"the body must be a JSON object, not {type(body).__name__}")
-    return body
 
 
 class WorkerRoutes:
@@ -226,6 +195,7 @@ def describe_worker(worker: Worker) -> dict[str, Any]:
         "reason": worker.reason,
         "load": worker.inflight,
         "weight_version": worker.weight_version,
+        "pending_weight_version": worker.pending_weight_version,
         "priority": worker.priority,
         "labels": worker.labels,
         "dp_rank": worker.dp_rank,
@@ -254,10 +224,9 @@ def _checked_fields(body: object) -> dict[str, Any]:
             if not isinstance(value, str) or not re.match(r"^[\x21-\x7e]{1,4096}$", value):
                 raise Reject(400, "bad_value", f"{name} must be a text of printable ASCII", name)
             fields[name] = value
-    if (version := body.get("weight_version")) is not None:
-        if isinstance(version, bool) or not isinstance(version, int | str) or not str(version).isprintable():
-            raise Reject(400, "bad_value", "weight_version must be a text", "weight_version")
-        fields["weight_version"] = str(version)
+    for name in ("weight_version", "pending_weight_version"):
+        if (version := body.get(name)) is not None:
+            fields[name] = checked_version(version, name)
     if (priority := body.get("priority")) is not None:
         if isinstance(priority, bool) or not isinstance(priority, int | float):
             raise Reject(400, "bad_value", "priority must be a number", "priority")

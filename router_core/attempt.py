@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator
 
 from router_core.clock import Clock
 from router_core.dp_rank import hand_over_rank
+from router_core.errors import AttemptWithdrawn, NoWorker
 from router_core.failures import outcome_of
 from router_core.headers import Headers
+from router_core.holds import HoldQueue
 from router_core.plan import Plan
 from router_core.selection import select_worker
 from router_core.types import Answer, Attempt, Exchange, Outcome, OutcomeKind
@@ -18,28 +21,55 @@ from router_core.workers import WorkerTable
 class Attempts:
     """Makes attempts and ends each exactly once, whatever becomes of its answer."""
 
-    def __init__(self, workers: WorkerTable, upstream: Upstream, clock: Clock) -> None:
+    def __init__(
+        self, workers: WorkerTable, upstream: Upstream, holds: HoldQueue, clock: Clock, *, hold_for_starting: bool
+    ) -> None:
         self._workers = workers
         self._upstream = upstream
+        self._holds = holds
         self._clock = clock
+        self._hold_for_starting = hold_for_starting
 
     async def make(self, exchange: Exchange, plan: Plan) -> Answer:
-        """Raises NoWorker, WorkerFault, what the hooks raise, and what the exchange was interrupted with."""
-        if exchange.interruption is not None:
-            raise exchange.interruption
-        worker = select_worker(exchange, plan, self._workers)
+        """Held while no worker may take the exchange yet.
+
+        Raises NoWorker, WorkerFault, what the hooks raise, and what the exchange was interrupted with.
+        """
+        while True:
+            if exchange.interruption is not None:
+                raise exchange.interruption
+            try:
+                attempt = self._begin(exchange, plan)
+            except NoWorker:
+                if exchange.decision is None or not (waits_for := exchange.decision.waits_for):
+                    raise
+                await self._holds.wait_for_worker(exchange, waits_for)
+                continue
+            try:
+                return await self._run(exchange, plan, attempt)
+            except AttemptWithdrawn:
+                exchange.attempts.remove(attempt)
+                await asyncio.sleep(0)  # a plugin that withdraws for ever must not stop the loop
+
+    def _begin(self, exchange: Exchange, plan: Plan) -> Attempt:
+        """Chooses and counts, with no await between. Raises NoWorker."""
+        worker = select_worker(exchange, plan, self._workers, hold_for_starting=self._hold_for_starting)
         attempt = Attempt(worker, exchange.request.fork(), self._clock.now())
         self._workers.count(attempt)
         exchange.attempts.append(attempt)
+        return attempt
+
+    async def _run(self, exchange: Exchange, plan: Plan, attempt: Attempt) -> Answer:
         try:
             hand_over_rank(attempt)
             await plan.attempt_start(exchange, attempt)
-            incoming = await self._upstream.send(await _outgoing(attempt), _sent(attempt))
+            outgoing = await _outgoing(attempt)
+            incoming = await self._upstream.send(outgoing, lambda: _begin_sending(attempt, outgoing))
         except BaseException as error:
             self.end(attempt, outcome_of(error), error)
             raise
         attempt.status = incoming.status
-        attempt.first_byte_at = worker.last_byte_at = self._clock.now()
+        attempt.first_byte_at = attempt.worker.last_byte_at = self._clock.now()
         attempt.on_end(incoming.close)
         return Answer(incoming.status, Headers(incoming.headers), chunks=_Relay(self, attempt, incoming))
 
@@ -51,6 +81,7 @@ class Attempts:
         attempt.ended_at = self._clock.now()
         self._workers.release(attempt)
         attempt.close()
+        attempt.hand_over()
 
     def touch(self, attempt: Attempt) -> None:
         """A byte came from the worker."""
@@ -93,11 +124,16 @@ class _Relay:
         return Outcome(OutcomeKind.WORKER_ERROR if status >= 500 else OutcomeKind.OK, status)
 
 
-def _sent(attempt: Attempt) -> Callable[[], None]:
-    def sent() -> None:
-        attempt.request_sent = True
+def _begin_sending(attempt: Attempt, outgoing: Outgoing) -> None:
+    attempt.begin_sending()
+    if outgoing.stream is None:
+        attempt.hand_over()
 
-    return sent
+
+async def _until_handed_over(attempt: Attempt, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for piece in stream:
+        yield piece
+    attempt.hand_over()
 
 
 async def _outgoing(attempt: Attempt) -> Outgoing:
@@ -110,7 +146,8 @@ async def _outgoing(attempt: Attempt) -> Outgoing:
     body = await request.body() if request.has_edits else request.ready_body
     outgoing = Outgoing(request.method, worker.base_url, target, headers, body)
     if body is None:
-        outgoing.stream, outgoing.length = request.source.stream(), request.source.length
+        outgoing.stream = _until_handed_over(attempt, request.source.stream())
+        outgoing.length = request.source.length
     elif not body and not request.source.is_declared:
         outgoing.body = None
     return outgoing

@@ -9,6 +9,7 @@ from typing import Any
 
 from router_core.clock import Clock
 from router_core.control import ControlClient
+from router_core.holds import HoldQueue
 from router_core.sessions import SessionTable
 from router_core.settings import RouterSettings
 from router_core.tasks import Tasks
@@ -17,7 +18,7 @@ from router_core.workers import WorkerTable
 
 
 class Router:
-    """Clock, background work, workers, sessions and control client of one process.
+    """Clock, background work, workers, sessions, held requests and control client of one process.
 
     Free attributes may be set on it, as SlimeRouter's middlewares do.
     """
@@ -29,12 +30,14 @@ class Router:
         tasks: Tasks,
         workers: WorkerTable,
         sessions: SessionTable,
+        holds: HoldQueue,
         control: ControlClient,
     ) -> None:
         self.settings = settings
         self.clock = clock
         self.workers = workers
         self.sessions = sessions
+        self.holds = holds
         self.control = control
         self.args = argparse.Namespace(**{**settings.model_dump(), **settings.args})
         """The settings as a namespace, with ``[router] args`` on top: slime's middlewares read it."""

@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
             self.ready.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._application.proxy.is_stopping = True
+        self._application.begin_stop()
         running = len(self._application.proxy.running)
         if running:
             grace = self._application.config.router.shutdown_grace_s

@@ -17,13 +17,17 @@ Changed = Callable[[Worker, WorkerState | None, WorkerState], None]
 class WorkerTable:
     """All registered workers, in the order of registration.
 
-    ``on_change`` is called after every change of a worker's state.
+    ``on_change`` is called after every change of a worker's state and when one is registered again; ``on_room`` after
+    whatever may let a waiting request through.
     """
 
-    def __init__(self, clock: Clock, *, max_workers: int, on_change: Changed) -> None:
+    def __init__(
+        self, clock: Clock, *, max_workers: int, on_change: Changed, on_room: Callable[[], None] = lambda: None
+    ) -> None:
         self._clock = clock
         self._max_workers = max_workers
         self._on_change = on_change
+        self._on_room = on_room
         self._workers: dict[str, Worker] = {}
         self._generation = 0
         self._pick = 0
@@ -49,16 +53,20 @@ class WorkerTable:
         except ValueError:
             return None
 
-    def find(self, name: str) -> list[Worker]:
-        """The workers of a name: the one that `get` finds, or all data-parallel ranks of the server that it names."""
-        if (worker := self.get(name)) is not None:
+    def find(self, name: str, dp_rank: int | None = None) -> list[Worker]:
+        """The workers of a name: the one that `get` finds, or all data-parallel ranks of the server that it names.
+
+        With ``dp_rank`` the one of that rank.
+        """
+        worker = self.get(name)
+        if worker is not None and dp_rank in (None, worker.dp_rank):
             return [worker]
         try:
-            parsed = parse_worker_url(name)
-            base_url = parsed.base if parsed.dp_rank is None else None
+            base_url = worker.base_url if worker is not None else parse_worker_url(name).base
         except ValueError:
             base_url = None
-        return [worker for worker in self._workers.values() if worker.base_id == name or worker.base_url == base_url]
+        ranks = [o for o in self._workers.values() if o.base_id == name or o.base_url == base_url]
+        return ranks if dp_rank is None else [other for other in ranks if other.dp_rank == dp_rank]
 
     def is_current(self, worker: Worker, generation: int) -> bool:
         """Whether this is still the registered worker, and was not registered anew since ``generation``."""
@@ -90,15 +98,17 @@ class WorkerTable:
             )
             worker.registered_at = self._clock.now()
             self._workers[parsed.key] = worker
-            _take(worker, fields)
+            self.update(worker, **fields)
             self._on_change(worker, None, worker.state)
         else:
             worker.generation = self._generation
             worker.cache_epoch += 1
-            _take(worker, fields)
+            worker.weight_version = worker.pending_weight_version = None  # it may have been restarted
+            self.update(worker, **fields)
             if (idle := self._idle.pop(worker, None)) is not None:
                 idle.set()
-            self._to(worker, WorkerState.READY, None)
+            self._to(worker, WorkerState.READY, None, again=True)
+        self._on_room()
         return worker
 
     def add_ranks(self, url: str, dp_size: int, **fields: object) -> list[Worker]:
@@ -126,6 +136,16 @@ class WorkerTable:
     def update(self, worker: Worker, **fields: object) -> None:
         """Changes labels, version and the like; neither state nor generation."""
         _take(worker, fields)
+        if fields.get("weight_version") is not None:
+            worker.weight_version_at = self._clock.now()
+            if worker.pending_weight_version == worker.weight_version:
+                worker.pending_weight_version = None
+        self._on_room()
+
+    def set_stats(self, worker: Worker, stats: dict[str, float]) -> None:
+        """Replaces what was known of a worker's load."""
+        worker.stats, worker.stats_at = stats, self._clock.now()
+        self._on_room()
 
     def forget_cache(self, worker: Worker) -> None:
         """The worker's prefix cache is empty now (flushed, memory released): plugins that keep an index of it see."""
@@ -181,10 +201,11 @@ class WorkerTable:
         self._to(worker, WorkerState.READY, None)
         return True
 
-    def _to(self, worker: Worker, state: WorkerState, reason: str | None) -> None:
+    def _to(self, worker: Worker, state: WorkerState, reason: str | None, *, again: bool = False) -> None:
         old, worker.state, worker.reason = worker.state, state, reason
-        if old is not state:
+        if old is not state or again:
             self._on_change(worker, old, state)
+            self._on_room()
 
     # --------------------------------------------------------------------------------------------------- counting
     def count(self, attempt: Attempt) -> None:
@@ -197,11 +218,20 @@ class WorkerTable:
         """The attempt's last byte has passed, or it failed. The caller sees to it that this happens once."""
         worker = attempt.worker
         worker.inflight -= 1
+        self._on_room()
         if worker.inflight == 0 and (idle := self._idle.get(worker)) is not None:
             idle.set()
 
 
-_FIELDS = ("weight_version", "worker_type", "labels", "priority", "api_key", "dp_size")
+_FIELDS = (
+    "weight_version",
+    "pending_weight_version",
+    "worker_type",
+    "labels",
+    "priority",
+    "api_key",
+    "dp_size",
+)
 
 
 def _identity(key: str) -> str:

@@ -42,13 +42,17 @@ class Worker:
         "labels",
         "last_byte_at",
         "last_pick",
+        "pending_weight_version",
         "priority",
         "reason",
         "registered_at",
         "state",
         "state_of",
+        "stats",
+        "stats_at",
         "url",
         "weight_version",
+        "weight_version_at",
         "worker_type",
     )
 
@@ -76,6 +80,14 @@ class Worker:
         self.weight_version: str | None = None
         self.cache_epoch = 0
         """Rises whenever its prefix cache is known to be empty: registered again, new weights, flushed."""
+        self.weight_version_at = 0.0
+        """Clock time (s) at which the version was last stated, be it the same one."""
+        self.pending_weight_version: str | None = None
+        """The version it will have after a sync that is under way; None without one."""
+        self.stats: dict[str, float] = {}
+        """The newest statistics that were pushed for it by ``POST /workers/update_stats``."""
+        self.stats_at = 0.0
+        """Clock time (s) of that push."""
         self.worker_type = "regular"
         self.labels: dict[str, str] = {}
         self.priority: float | None = None

@@ -109,7 +109,17 @@ class AiohttpUpstream:
 class _Exchange:
     """One request and answer on one connection."""
 
-    __slots__ = ("_base_url", "_connection", "_ends_by_close", "_is_over", "_payload", "_upload", "headers", "protocol", "status")
+    __slots__ = (
+        "_base_url",
+        "_connection",
+        "_ends_by_close",
+        "_is_over",
+        "_payload",
+        "_upload",
+        "headers",
+        "protocol",
+        "status",
+    )
 
     def __init__(self, connection: Any, base_url: str) -> None:
         self._connection = connection

@@ -7,7 +7,19 @@ from hypothesis import strategies as st
 from router_core import EventSplitter, event_data
 
 LINES = st.sampled_from(
-    [b"data: 1", b"data:2", b"data", b"", b"", b": ping", b"id: 7", b"event: x", b"data:  two", b"\xef\xbb\xbf", b"\xe4\xbd\xa0"]
+    [
+        b"data: 1",
+        b"data:2",
+        b"data",
+        b"",
+        b"",
+        b": ping",
+        b"id: 7",
+        b"event: x",
+        b"data:  two",
+        b"\xef\xbb\xbf",
+        b"\xe4\xbd\xa0",
+    ]
 )
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 STREAMS = st.lists(st.tuples(LINES, ENDS).map(b"".join), max_size=16).map(b"".join)

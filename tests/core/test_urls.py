@@ -91,7 +91,9 @@ def test_a_refusal_does_not_repeat_a_password() -> None:
 HOSTS = st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?(\.[a-z0-9]{1,5}){0,2}\Z") | st.ip_addresses(v=6).map(
     lambda ip: f"[{ip}]"
 )
-PATHS = st.lists(st.from_regex(r"\A[A-Za-z0-9._~%-]{1,6}\Z"), max_size=3).map(lambda parts: "".join(f"/{p}" for p in parts))
+PATHS = st.lists(st.from_regex(r"\A[A-Za-z0-9._~%-]{1,6}\Z"), max_size=3).map(
+    lambda parts: "".join(f"/{p}" for p in parts)
+)
 
 
 @given(st.sampled_from(["http", "https"]), HOSTS, st.integers(1, 65535), PATHS, st.none() | st.integers(0, 999999))
@@ -109,7 +111,9 @@ def test_every_spelling_of_a_url_has_one_key(scheme: str, host: str, port: int, 
     assert (again.key, again.dp_rank) == (parsed[0].key, rank)
 
 
-@given(st.text(max_size=30) | st.text(alphabet="htp:/@[]%.#?0123456789a ", max_size=30).map(lambda tail: "http://" + tail))
+@given(
+    st.text(max_size=30) | st.text(alphabet="htp:/@[]%.#?0123456789a ", max_size=30).map(lambda tail: "http://" + tail)
+)
 def test_any_text_is_accepted_whole_or_refused_with_a_value_error(text: str) -> None:
     try:
         url = parse_worker_url(text)

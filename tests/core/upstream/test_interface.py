@@ -429,7 +429,9 @@ async def test_many_fields_pass_in_order(route: Route) -> None:
         fields = [(f"X-{i % 7}", str(i)) for i in range(500)]
         worker.handler = reply(b"{}", headers=fields)
         answer = await exchange_once(router.port, json=ASK)
-        got = [(k.decode(), v.decode()) for k, v in answer.headers if k.lower().startswith(b"x-") and b"router" not in k]
+        got = [
+            (k.decode(), v.decode()) for k, v in answer.headers if k.lower().startswith(b"x-") and b"router" not in k
+        ]
         assert got == [(name.lower(), value) for name, value in fields]
 
 
@@ -499,7 +501,9 @@ async def test_many_requests_are_in_flight_at_the_same_time(route: Route) -> Non
     async with ScriptedWorker() as worker:
         router = await route(worker)
         worker.hold()
-        asked = [asyncio.create_task(exchange_once(router.port, json={"text": str(i)}, timeout_s=30)) for i in range(300)]
+        asked = [
+            asyncio.create_task(exchange_once(router.port, json={"text": str(i)}, timeout_s=30)) for i in range(300)
+        ]
         await worker.wait_for_requests(300, timeout_s=30)
         assert router.workers[0].inflight == 300
         worker.release()
@@ -532,7 +536,7 @@ async def test_a_stream_passes_chunk_by_chunk_as_it_comes(route: Route) -> None:
 async def test_one_byte_chunks_pass_unchanged(route: Route) -> None:
     async with ScriptedWorker() as worker:
         router = await route(worker)
-        stream = "data: {\"text\":\"你好🦀 e\u0301 \u2028 \x85\"}\r\n\r\n".encode() * 3 + b"data: [DONE]\n\n"
+        stream = 'data: {"text":"你好🦀 e\u0301 \u2028 \x85"}\r\n\r\n'.encode() * 3 + b"data: [DONE]\n\n"
         worker.handler = reply_pieces([stream[at : at + 1] for at in range(len(stream))])
         answer = await exchange_once(router.port, json=STREAM)
         assert (answer.body, answer.clean) == (stream, True)
@@ -554,7 +558,11 @@ async def test_ipv6_prefixes_and_slashes_make_the_right_target(route: Route) -> 
     async with ScriptedWorker() as plain, ScriptedWorker(host="::1") as six:
         for url, target, host in (
             (plain.url + "/", b"/generate?x=1", f"127.0.0.1:{plain.port}"),
-            (plain.url.replace("127.0.0.1", "LOCALHOST").replace("http", "HTTP"), b"/generate?x=1", f"localhost:{plain.port}"),
+            (
+                plain.url.replace("127.0.0.1", "LOCALHOST").replace("http", "HTTP"),
+                b"/generate?x=1",
+                f"localhost:{plain.port}",
+            ),
             (plain.url + "/base/", b"/base/generate?x=1", f"127.0.0.1:{plain.port}"),
             (six.url + "/a%2Fb", b"/a%2Fb/generate?x=1", f"[::1]:{six.port}"),
         ):
