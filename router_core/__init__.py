@@ -3,6 +3,7 @@
 These are the public names: a plugin imports from here and from nowhere below.
 """
 
+from router_core.clock import Clock
 from router_core.control import ControlAnswer, ControlClient
 from router_core.errors import (
     ClientLeft,
@@ -43,6 +44,7 @@ __all__ = [
     "Attempt",
     "CallNext",
     "ClientLeft",
+    "Clock",
     "ConfigError",
     "ControlAnswer",
     "ControlClient",
