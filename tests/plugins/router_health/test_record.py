@@ -25,7 +25,7 @@ def request(record: HealthRecord, sign: Sign, state: WorkerState = READY, ended_
     return record.after_request(sign, state, LIMITS, ended_at)
 
 
-# ------------------------------------------------------------------------------------------------------------- failures
+# ----------------------------------------------------------------------------------------------------------- failures
 @pytest.mark.parametrize("sign", [Sign.FAILED, Sign.SILENT, Sign.NOT_UP])
 def test_consecutive_failed_probes_put_a_worker_out(sign):
     record = record_of_a_live_worker()
@@ -88,7 +88,7 @@ def test_a_refusal_that_is_told_after_a_newer_success_says_nothing():
     assert request(record, Sign.REFUSED, ended_at=40.0) is Verdict.STAY
 
 
-# ------------------------------------------------------------------------------------------------------------- starting
+# ----------------------------------------------------------------------------------------------------------- starting
 @pytest.mark.parametrize("sign", [Sign.REFUSED, Sign.NOT_UP, Sign.SILENT])
 def test_a_worker_that_never_answered_is_starting_and_nothing_is_counted(sign):
     record = HealthRecord(1, created_at=0.0)
@@ -119,7 +119,7 @@ def test_a_first_answer_that_is_a_failure_is_counted():
     assert [probe(record, Sign.FAILED) for _ in range(3)] == [Verdict.STAY, Verdict.STAY, Verdict.OUT]
 
 
-# ------------------------------------------------------------------------------------------------------------- the trial
+# ---------------------------------------------------------------------------------------------------------- the trial
 def test_a_worker_that_came_back_gets_few_requests_until_one_is_served():
     record = record_of_a_live_worker()
     record.leave(is_refusing=True)
