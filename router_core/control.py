@@ -54,6 +54,7 @@ class ControlClient:
                 connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
+                skip_auto_headers=("content-type", "user-agent"),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
             )
         return self._session
