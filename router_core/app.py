@@ -27,7 +27,7 @@ from router_core.registry import PluginSource, Registry, import_path, is_plugin_
 from router_core.router import Router
 from router_core.sessions import SessionTable
 from router_core.tasks import Tasks
-from router_core.upstream import AiohttpUpstream
+from router_core.upstream import make_upstream
 from router_core.workers import WorkerTable
 
 log = logging.getLogger("router_core")
@@ -66,8 +66,10 @@ class Application:
             on_close=self.outside.session_closed,
         )
         self._control = ControlClient(connect_timeout_s=settings.connect_timeout_s)
-        self._upstream = AiohttpUpstream(
-            connect_timeout_s=settings.connect_timeout_s, max_field_bytes=settings.max_field_bytes
+        self._upstream = make_upstream(
+            settings.data_client,
+            connect_timeout_s=settings.connect_timeout_s,
+            max_field_bytes=settings.max_field_bytes,
         )
         self.router = Router(settings, self._clock, self._tasks, self.workers, self.sessions, self._control)
         self.router.find_tokenizer = self.outside.find_tokenizer

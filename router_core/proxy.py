@@ -120,6 +120,7 @@ class Proxy:
         finally:
             if delivery.has_begun and not delivery.is_whole and isinstance(broken := scope.get(BROKEN), Broken):
                 broken.is_broken = True
+            pump.detach()
             self._end(exchange, plan, outcome)
 
     # ----------------------------------------------------------------------------------------------------- beginning

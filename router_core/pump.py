@@ -117,6 +117,10 @@ class Pump:
             return self._max_body_bytes + 1
         return STREAM_BYTES if self._is_streaming else self._max_held_bytes
 
+    def detach(self) -> None:
+        """The exchange is over: nobody is to be told any more."""
+        self._interrupt = _nobody
+
     # ------------------------------------------------------------------------------------------------ the taking side
     @property
     def whole(self) -> bytes | None:
@@ -157,3 +161,7 @@ class Pump:
             self._arrived.clear()
             self._taken.set()
             await self._arrived.wait()
+
+
+def _nobody(error: RouterError) -> None:
+    """The client of an exchange that is over may leave."""

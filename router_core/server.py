@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -19,6 +20,8 @@ log = logging.getLogger("router_core")
 
 BACKLOG = 8192
 KEEP_ALIVE_S = 75
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Exchanges make no cycles of their own, so the collector may look less often than Python's default."""
 QUIET = (
     "ASGI callable returned without completing response.",
     "Unsupported upgrade request.",
@@ -80,6 +83,9 @@ class Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if not self.should_exit:
             self._publish(self._application.config.router)
+            gc.collect()
+            gc.freeze()  # what lives until the end need not be looked at again and again
+            gc.set_threshold(*GC_THRESHOLDS)
             self.ready.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -84,6 +84,8 @@ class RouterSettings(Settings):
     args: dict[str, Any] = {}
     """What a slime middleware reads as ``router.args``, beside these settings."""
 
+    data_client: Literal["h1", "aiohttp"] = "h1"
+    """Client for data traffic: ``h1`` is lean and our own (TLS workers go through aiohttp all the same)."""
     connect_timeout_s: float = Field(default=5.0, gt=0)
     """Seconds to wait for a connection to a worker."""
     max_body_bytes: int = Field(default=1 << 30, gt=0)

@@ -86,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="bound of the prefix cache",
     )
+    add("--no-routed-experts", dest="routed_experts", action="store_false", help="never tell which experts were chosen")
     add("--no-reasoning-parser", dest="reasoning_parser", action="store_false", help="leave thinking in the content")
     add("--no-tool-call-parser", dest="tool_call_parser", action="store_false", help="leave tool calls in the content")
     add(

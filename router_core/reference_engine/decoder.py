@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from router_core.reference_engine.generation import FinishReason, Generation, TopLogprobs
+from router_core.reference_engine.generation import FinishReason, Generation, Sampled, TokenLogprob
 from router_core.reference_engine.kv_cache import FloatArray
 from router_core.reference_engine.model import Model, Row
 from router_core.reference_engine.sampling import choose, log_softmax
@@ -70,10 +70,9 @@ class Decoder:
         prompt_ids = generation.request.prompt_ids
         if start is None:
             return
-        if not generation.input_logprobs:
-            generation.input_logprobs.append(None)
-            generation.input_top_logprobs.append(None)
-        known = start + len(generation.input_logprobs) - 1
+        if not generation.prompt_logprobs:
+            generation.prompt_logprobs.append(None)
+        known = start + len(generation.prompt_logprobs) - 1
         first = max(known, share.position)
         end = min(share.position + share.count, len(prompt_ids) - 1)
         if first >= end:
@@ -81,29 +80,29 @@ class Decoder:
         offset = share.first_row - share.position
         logprobs = log_softmax(model.logits(hidden[first + offset : end + offset]))
         for position, row in zip(range(first, end), logprobs, strict=True):
-            generation.input_logprobs.append(_float32(row[prompt_ids[position + 1]]))
-            generation.input_top_logprobs.append(_top(row, generation.request.top_logprobs))
+            told = _told(row, prompt_ids[position + 1], generation.request.top_logprobs)
+            generation.prompt_logprobs.append(told)
 
     def _sample(self, generation: Generation, logits: FloatArray, version: str) -> None:
         """Add the next token and end the sequence if it was the last."""
         sampling = generation.request.sampling
-        if sampling.max_new_tokens == 0:
+        if generation.max_new_tokens == 0:
             generation.finish({"type": "length", "length": 0})
             return
         number = len(generation.output_ids)
         if number < sampling.min_new_tokens:
             logits = logits.copy()
             logits[[*sampling.stop_token_ids, self._eos_id]] = -np.inf
-        if not sampling.is_greedy:
-            logits = logits / np.float32(sampling.temperature)
-        logprobs = log_softmax(logits)
+        raw = log_softmax(logits)
+        is_plain = sampling.is_greedy or sampling.temperature == 1.0
+        logprobs = raw if is_plain else log_softmax(logits / np.float32(sampling.temperature))
         script = generation.request.script
         if script is not None and number < len(script):
             token_id = script[number]
         else:
             token_id = choose(logprobs, sampling, generation.seed, len(generation.token_ids))
-        top = _top(logprobs, generation.request.top_logprobs)
-        generation.add_token(token_id, _float32(logprobs[token_id]), top, version)
+        reported = raw if generation.request.dialect == "vllm" else logprobs
+        generation.add_token(_told(reported, token_id, generation.request.top_logprobs), version)
         reason = self._end(generation)
         if reason is not None:
             generation.finish(reason)
@@ -115,20 +114,22 @@ class Decoder:
         for stop in sampling.stop:
             if stop in generation.text:
                 return {"type": "stop", "matched": stop}
-        if not sampling.ignore_eos and (last == self._eos_id or last in sampling.stop_token_ids):
+        if not sampling.ignore_eos and last == self._eos_id:
             return {"type": "stop", "matched": last}
-        if count >= sampling.max_new_tokens:
+        is_ignored = sampling.ignore_eos and generation.request.dialect == "sglang"
+        if not is_ignored and last in sampling.stop_token_ids:
+            return {"type": "stop", "matched": last}
+        if count >= generation.max_new_tokens:
             return {"type": "length", "length": count}
         return None
 
 
-def _float32(value: np.float64) -> float:
-    return float(np.float32(value))
+def _told(logprobs: Logprobs, token_id: int, count: int) -> Sampled:
+    """Return what is told of ``token_id`` at a place, with the ``count`` likeliest ids there."""
+    best = np.argsort(-logprobs, kind="stable")[:count] if count else ()
+    return Sampled(_entry(logprobs, token_id), [_entry(logprobs, int(top_id)) for top_id in best])
 
 
-def _top(logprobs: Logprobs, count: int) -> TopLogprobs:
-    """Return the ``count`` likeliest ids."""
-    if count == 0:
-        return []
-    best = np.argsort(-logprobs, kind="stable")[:count]
-    return [(_float32(logprobs[token_id]), int(token_id)) for token_id in best]
+def _entry(logprobs: Logprobs, token_id: int) -> TokenLogprob:
+    logprob = logprobs[token_id]
+    return TokenLogprob(token_id, float(np.float32(logprob)), int(np.count_nonzero(logprobs > logprob)) + 1)

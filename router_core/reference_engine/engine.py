@@ -7,7 +7,8 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from typing import Literal, get_args
 
 from router_core.reference_engine.decoder import Decoder
@@ -25,6 +26,9 @@ PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 
 _MAX_ROWS_PER_TURN = 32
 """Rows computed before other tasks of the loop get their turn: about 3 ms of the default model."""
+
+_TURNS_AFTER_STEP = 4
+"""Turns of the loop until a token has left its wire, so that a stream has a chunk for each."""
 
 
 class Engine:
@@ -45,16 +49,18 @@ class Engine:
         self._weights_lock = asyncio.Lock()
         self._is_draining = False
         self._wake = asyncio.Event()
-        self._drained = asyncio.Event()
+        self._has_drained = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._request_number = 0
+        self._is_closed = False
 
     async def start(self) -> None:
         """Begin to serve what is submitted."""
         self._task = asyncio.create_task(self._run(), name="reference engine")
 
     async def close(self) -> None:
-        """Abort what runs and stop."""
+        """Abort what runs and stop; nothing can be submitted any more."""
+        self._is_closed = True
         self.abort_all()
         if self._task is not None:
             self._task.cancel()
@@ -77,14 +83,20 @@ class Engine:
 
     def submit(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Queue requests; if one of them can never be served, none is queued: RequestError."""
+        if self._is_closed:
+            raise RequestError("The engine is shutting down.", 503)
         for request in requests:
             self._check(request)
         return [self._queue(request) for request in requests]
 
     def _queue(self, request: GenerationRequest) -> Generation:
-        seed = request.sampling.sampling_seed
+        seed, most = request.sampling.sampling_seed, request.sampling.max_new_tokens
         generation = Generation(
-            request, self._next_seed() if seed is None else seed, self.model.new_cache(), self.tokenizer
+            request,
+            self._next_seed() if seed is None else seed,
+            self.options.context_length - len(request.prompt_ids) if most is None else most,
+            self.model.new_cache(),
+            self.tokenizer,
         )
         generation.due_at = asyncio.get_running_loop().time() + self.options.step_delay_s
         self._waiting.append(generation)
@@ -98,14 +110,31 @@ class Engine:
 
     def abort_matching(self, rid: str) -> None:
         """Abort the requests whose rid begins with ``rid``, as SGLang does; an unknown one is no error."""
-        for generation in [*self._running, *self._waiting]:
+        for generation in self._unfinished():
             if generation.request.rid.startswith(rid):
                 self.abort(generation)
 
-    def abort_all(self) -> None:
-        """Abort every request."""
-        for generation in [*self._running, *self._waiting]:
+    def abort_ids(self, rids: Collection[str]) -> int:
+        """Abort the requests with one of these rids, or that are siblings made of one; return how many."""
+        found = [item for item in self._unfinished() if item.request.rid in rids or item.request.group in rids]
+        for generation in found:
             self.abort(generation)
+        return len(found)
+
+    def abort_all(self) -> int:
+        """Abort every request; return how many."""
+        found = self._unfinished()
+        for generation in found:
+            self.abort(generation)
+        return len(found)
+
+    def _unfinished(self) -> list[Generation]:
+        return [item for item in [*self._running, *self._waiting] if not item.is_finished]
+
+    async def drain(self) -> None:
+        """Wait until nothing runs or the engine is paused; what is submitted meanwhile waits, then runs."""
+        async with self._weights_lock, self._drained():
+            pass
 
     def pause(self, mode: PauseMode) -> None:
         """Stop sampling. ``abort`` ends what runs, ``retract`` drops its keys and values, ``in_place`` keeps them.
@@ -133,38 +162,45 @@ class Engine:
         return True
 
     async def update_weights(self, load: Callable[[], Model], version: str | None) -> None:
-        """Take the model that ``load`` (called in a thread) returns; new requests wait meanwhile.
+        """Take the model that ``load``, called in a thread, returns.
 
-        Running requests end first, unless the engine is paused: then they go on with the new weights.
+        Running requests end first and new ones wait, unless the engine is paused: then they go on with the new weights.
         """
         async with self._weights_lock:
-            self._is_draining = True
-            try:
-                model = await asyncio.to_thread(load)
-                self._drained.clear()
-                self._wake.set()
-                await self._drained.wait()
+            model = await asyncio.to_thread(load)
+            async with self._drained():
                 self.model = model
                 self.weight_version = self.weight_version if version is None else version
                 self.prefix_cache.clear()
-            finally:
-                self._is_draining = False
-                self._wake.set()
+
+    @asynccontextmanager
+    async def _drained(self) -> AsyncIterator[None]:
+        """Hold back what waits, and enter once nothing runs or the engine is paused; one holder at a time."""
+        self._is_draining = True
+        self._has_drained.clear()
+        self._wake.set()
+        try:
+            await self._has_drained.wait()
+            yield
+        finally:
+            self._is_draining = False
+            self._wake.set()
 
     def _check(self, request: GenerationRequest) -> None:
         prompt_tokens, limit = len(request.prompt_ids), self.options.context_length
         if not request.prompt_ids:
-            raise RequestError("The prompt is empty; at least one token is needed.")
+            raise RequestError("input_ids cannot be empty.")
         if prompt_tokens >= limit:
             raise RequestError(
                 f"The input ({prompt_tokens} tokens) is longer than the model's context length ({limit} tokens)."
             )
-        wanted = request.sampling.max_new_tokens
+        wanted = request.sampling.max_new_tokens or 0
         if prompt_tokens + wanted > limit:
             raise RequestError(
                 f"Requested token count exceeds the model's maximum context length of {limit} tokens. "
                 f"You requested a total of {prompt_tokens + wanted} tokens: {prompt_tokens} tokens from the input "
-                f"messages and {wanted} tokens for the completion."
+                f"messages and {wanted} tokens for the completion. Please reduce the number of tokens in the input "
+                "messages or the completion to fit within the limit."
             )
         if any(
             known.request.rid == request.rid and not known.is_finished for known in [*self._running, *self._waiting]
@@ -184,11 +220,12 @@ class Engine:
             self._drop_finished()
             self._admit()
             if self._is_draining and (self.is_paused or not self._running):
-                self._drained.set()
+                self._has_drained.set()
             batch = [] if self.is_paused else [item for item in self._running if item.due_at <= loop.time()]
             if batch:
                 self._step(batch)
-                await asyncio.sleep(0)
+                for _ in range(_TURNS_AFTER_STEP):
+                    await asyncio.sleep(0)
             else:
                 await self._sleep_until_due()
 

@@ -9,14 +9,29 @@ from typing import Any
 import numpy as np
 
 from router_core.reference_engine.kv_cache import IntArray, KvCache
+from router_core.reference_engine.options import Dialect
 from router_core.reference_engine.sampling import SamplingParams
 from router_core.reference_engine.tokenizer import TextStream, Tokenizer
 
-TopLogprobs = list[tuple[float, int]]
-"""(logprob in nats, id), the likeliest first."""
-
 FinishReason = dict[str, Any]
 """As SGLang writes it: ``type`` is stop, length or abort."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely one id was; ``logprob`` in nats, ``rank`` 1 for the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token with its logprob, and the likeliest ids at its place, as many as were asked for."""
+
+    token: TokenLogprob
+    top: list[TokenLogprob]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +41,13 @@ class GenerationRequest:
     rid: str
     prompt_ids: list[int]
     sampling: SamplingParams
+    group: str = ""
+    """What the call is known by, if it makes several requests."""
     input_logprobs_from: int | None = None
     """The prompt position from which logprobs of the prompt are wanted; its own entry has none."""
     top_logprobs: int = 0
+    dialect: Dialect = "sglang"
+    """vllm: logprobs are those before temperature, a stop id is part of the text, ignore_eos leaves stop ids alone."""
     script: list[int] | None = None
     """These ids are the answer, as far as they go; their logprobs and experts are the model's."""
 
@@ -55,21 +74,25 @@ class Timings:
 class Generation:
     """Owned by the engine, read by one wire. ``token_ids`` is the prompt and the output so far.
 
-    ``output_logprobs`` is as long as ``output_ids``; ``input_logprobs`` is as long as the prompt past
+    ``sampled`` is as long as ``output_ids``; ``prompt_logprobs`` is as long as the prompt past
     ``input_logprobs_from``, its first entry None.
     """
 
-    def __init__(self, request: GenerationRequest, seed: int, cache: KvCache, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, request: GenerationRequest, seed: int, max_new_tokens: int, cache: KvCache, tokenizer: Tokenizer
+    ) -> None:
         self.request = request
         self.seed = seed
         self.cache = cache
         self.token_ids = list(request.prompt_ids)
+        self.max_new_tokens = max_new_tokens
         self.output_ids: list[int] = []
-        self.output_logprobs: list[float] = []
-        self.output_top_logprobs: list[TopLogprobs] = []
-        self.input_logprobs: list[float | None] = []
-        self.input_top_logprobs: list[TopLogprobs | None] = []
+        self.sampled: list[Sampled] = []
+        self.prompt_logprobs: list[Sampled | None] = []
         self.text = ""
+        self.shown_tokens = 0
+        self.shown_characters = 0
+        """How much readers may see: what may be on its way into a stop text is not shown yet."""
         self.finish_reason: FinishReason | None = None
         self.weight_spans: list[WeightSpan] = []
         self.cached_tokens = 0
@@ -78,6 +101,7 @@ class Generation:
         self.due_at = 0.0
         """Loop time before which it is not stepped."""
         self._former_experts: IntArray | None = None
+        self._tokenizer = tokenizer
         self._text_stream = TextStream(tokenizer, request.sampling.skip_special_tokens)
         self._has_news = asyncio.Event()
 
@@ -99,32 +123,45 @@ class Generation:
             return rows
         return np.concatenate([rows, self._former_experts[len(rows) :]])
 
-    def add_token(self, token_id: int, logprob: float, top: TopLogprobs, version: str) -> None:
-        """Append a sampled token; its text is there once all bytes of its last character are."""
+    def add_token(self, sampled: Sampled, version: str) -> None:
+        """Append a token; its text is there once all bytes of its last character are."""
+        token_id = sampled.token.token_id
         self.timings.first_token = self.timings.first_token or time.time()
         self.token_ids.append(token_id)
         self.output_ids.append(token_id)
-        self.output_logprobs.append(logprob)
-        self.output_top_logprobs.append(top)
+        self.sampled.append(sampled)
         self.text += self._text_stream.add([token_id])
         if not self.weight_spans or self.weight_spans[-1].version != version:
             self.weight_spans.append(WeightSpan(version, len(self.output_ids) - 1, len(self.output_ids) - 1))
         self.weight_spans[-1].end += 1
-        self._has_news.set()
+        if not self._may_be_stopping():
+            self._show()
 
     def finish(self, reason: FinishReason) -> None:
         """End it; the first reason stands."""
         if self.finish_reason is None:
             self.finish_reason = reason
             self.text += self._text_stream.add([], is_last=True)
-            if isinstance(reason.get("matched"), str):
-                self.text = self._cut_at(reason["matched"])
+            self.text = self._without_stop(reason.get("matched"))
             self.timings.finished = time.time()
+        self._show()
+
+    def _without_stop(self, matched: str | int | None) -> str:
+        """Return the text without what ended it, and without what came after that."""
+        sampling = self.request.sampling
+        if isinstance(matched, str):
+            return self.text[: self.text.find(matched) + (len(matched) if sampling.no_stop_trim else 0)]
+        if matched is not None and self.request.dialect == "sglang" and not sampling.no_stop_trim:
+            return self._tokenizer.decode(self.output_ids[:-1], sampling.skip_special_tokens)
+        return self.text
+
+    def _show(self) -> None:
+        self.shown_tokens, self.shown_characters = len(self.output_ids), len(self.text)
         self._has_news.set()
 
-    def _cut_at(self, stop: str) -> str:
-        end = self.text.find(stop) + (len(stop) if self.request.sampling.no_stop_trim else 0)
-        return self.text[:end]
+    def _may_be_stopping(self) -> bool:
+        stops = self.request.sampling.stop
+        return any(self.text.endswith(stop[:length]) for stop in stops for length in range(1, len(stop)))
 
     async def progress(self) -> AsyncIterator[None]:
         """Wait for news until it is finished; the last item comes with the end. One reader at a time."""

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router_core.reference_engine.errors import RequestError
+from router_core.reference_engine.errors import WrongTypeError
 
 T = TypeVar("T")
 
@@ -31,9 +31,9 @@ async def read_body(request: Request) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise RequestError(f"The body is not JSON: {error}") from None
+        raise WrongTypeError("body", f"The body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise RequestError("The body must be a JSON object.")
+        raise WrongTypeError("body", "The body must be a JSON object.")
     return body
 
 

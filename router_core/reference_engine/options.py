@@ -55,6 +55,8 @@ class EngineOptions:
     """More wait in a queue."""
     max_cached_tokens: int = 262144
     """The most tokens whose keys and values are kept for later prompts; 0 caches nothing."""
+    routed_experts: bool = True
+    """Expert choices can be asked for; False: they are silently absent, as on a server without the flag."""
     reasoning_parser: bool = True
     """Chat answers are split into thinking and content."""
     tool_call_parser: bool = True

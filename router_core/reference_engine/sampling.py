@@ -5,7 +5,7 @@ aborted and sent again with the tokens it had, and the same seed, goes on as if 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ _MASK64 = 2**64 - 1
 class SamplingParams:
     """What a request asks of sampling, under SGLang's names and with its defaults."""
 
-    max_new_tokens: int = 128
+    max_new_tokens: int | None = 128
+    """None: as many as the context has room for."""
     min_new_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -41,6 +42,12 @@ class SamplingParams:
         """The likeliest token is always taken; logprobs are then those at temperature 1, as SGLang gives them."""
         return self.temperature == 0.0 or self.top_k == 1
 
+    def sibling(self, number: int) -> "SamplingParams":
+        """Return the parameters of the sample ``number`` of ``n``: its own seed, or all samples would be the same."""
+        if self.sampling_seed is None:
+            return self
+        return replace(self, sampling_seed=self.sampling_seed + number)
+
 
 def read_sampling_params(body: Mapping[str, Any], vocabulary_size: int) -> SamplingParams:
     """Read SGLang's ``sampling_params``; what this engine cannot do, and would have to ignore, is refused."""
@@ -54,9 +61,11 @@ def read_sampling_params(body: Mapping[str, Any], vocabulary_size: int) -> Sampl
     top_p = fields.number(body, "top_p", 1.0, 0.0, 1.0)
     if top_p == 0.0:
         raise InvalidFieldError("top_p", "top_p must be in (0, 1], got 0.")
-    max_new_tokens = fields.integer(body, "max_new_tokens", 128, at_least=0)
+    max_new_tokens = None
+    if body.get("max_new_tokens", 128) is not None:
+        max_new_tokens = fields.integer(body, "max_new_tokens", 128, at_least=0)
     min_new_tokens = fields.integer(body, "min_new_tokens", 0, at_least=0)
-    if min_new_tokens > max_new_tokens:
+    if max_new_tokens is not None and min_new_tokens > max_new_tokens:
         raise InvalidFieldError(
             "min_new_tokens", f"min_new_tokens must be in [0, max_new_tokens({max_new_tokens})], got {min_new_tokens}."
         )

@@ -10,15 +10,23 @@ from dataclasses import dataclass
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 
 from router_core.reference_engine.engine import Engine
+from router_core.reference_engine.error_responses import client_left, http_error, sglang_error, vllm_error
 from router_core.reference_engine.errors import RequestError
-from router_core.reference_engine.http import ClientLeftError, json_response
+from router_core.reference_engine.http import ClientLeftError
+from router_core.reference_engine.openai_routes import OpenAiRoutes
+from router_core.reference_engine.openai_sglang import SglangOpenAi
+from router_core.reference_engine.openai_vllm import VllmOpenAi
 from router_core.reference_engine.options import EngineOptions
+from router_core.reference_engine.sglang_control import SglangControl
 from router_core.reference_engine.sglang_routes import SglangRoutes
+from router_core.reference_engine.vllm_control import VllmControl
+from router_core.reference_engine.vllm_routes import VllmRoutes
 from router_core.reference_engine.weight_source import first_model
+
+_MOST_SHUTDOWN_S = 1.0
+"""How long answers that are under way may take to leave at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +52,29 @@ def make_engine(options: EngineOptions) -> Engine:
 
 def make_app(engine: Engine) -> Starlette:
     """Return the ASGI app of the engine's dialect; the engine is started and closed by whoever serves it."""
+    if engine.options.dialect == "sglang":
+        routes = [*SglangRoutes(engine).routes(), *SglangControl(engine).routes()]
+        routes += OpenAiRoutes(engine, SglangOpenAi(engine)).routes()
+    else:
+        routes = [*VllmRoutes(engine).routes(), *VllmControl(engine).routes()]
+        routes += OpenAiRoutes(engine, VllmOpenAi(engine)).routes()
     return Starlette(
-        routes=SglangRoutes(engine).routes(),
-        exception_handlers={RequestError: _request_error, HTTPException: _http_error, ClientLeftError: _client_left},
+        routes=routes,
+        exception_handlers={
+            RequestError: vllm_error if engine.options.dialect == "vllm" else sglang_error,
+            HTTPException: http_error,
+            ClientLeftError: client_left,
+        },
     )
 
 
-async def _request_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return json_response({"error": {"message": error.message}}, error.status)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return json_response({"detail": error.detail}, error.status_code)
-
-
-async def _client_left(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
 class _Server(uvicorn.Server):
-    """Leaves the signals to whoever runs the loop, and says when it listens."""
+    """Leaves the signals to whoever runs the loop, says when it listens, and stops without uvicorn's fixed waits."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_listening = asyncio.Event()
+        self._is_stopping = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -78,6 +83,34 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.is_listening.set()
+
+    def stop(self) -> None:
+        """Begin to shut down."""
+        self.should_exit = True
+        self._is_stopping.set()
+
+    async def main_loop(self) -> None:
+        tick = 0
+        while not await self.on_tick(tick):
+            tick += 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_stopping.wait(), 0.1)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        deadline = asyncio.get_running_loop().time() + _MOST_SHUTDOWN_S
+        while self.server_state.connections or self.server_state.tasks:
+            if asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(0.002)
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -99,17 +132,13 @@ async def running_engine(options: EngineOptions) -> AsyncIterator[RunningEngine]
     """Serve an engine in this loop until the block ends; requests that run then are aborted."""
     listener = bind(options.host, options.port)
     engine = make_engine(options)
-    server = _Server(
-        uvicorn.Config(
-            make_app(engine), lifespan="off", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=1
-        )
-    )
+    server = _Server(uvicorn.Config(make_app(engine), lifespan="off", ws="none", log_config=None, access_log=False))
     await engine.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="reference engine's server")
     try:
         await server.is_listening.wait()
         yield RunningEngine(engine, options.host, listener.getsockname()[1])
     finally:
-        server.should_exit = True
         await engine.close()
+        server.stop()
         await serving

@@ -50,6 +50,11 @@ class Tokenizer:
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
+    def name_of(self, token_id: int) -> str | None:
+        """Return the token of an id as it is written in the vocabulary."""
+        name: str | None = self._tokenizer.id_to_token(token_id)
+        return name
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of ``text``; added tokens such as ``<|im_end|>`` written in it become their ids."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

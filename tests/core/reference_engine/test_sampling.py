@@ -74,5 +74,5 @@ def test_a_wrong_value_is_refused_by_name(field: str, value: object) -> None:
 
 
 def test_null_is_the_default() -> None:
-    named = ("temperature", "top_p", "top_k", "max_new_tokens", "stop", "stop_token_ids", "n", "ignore_eos")
+    named = ("temperature", "top_p", "top_k", "stop", "stop_token_ids", "n", "ignore_eos")
     assert read_sampling_params(dict.fromkeys(named), 5) == read_sampling_params({}, 5)

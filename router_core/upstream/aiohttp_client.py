@@ -1,6 +1,6 @@
-"""The way to a worker and back, behind a small interface so that a leaner client can take its place.
+"""A data client on aiohttp: for TLS, and for comparison.
 
-This client writes the request itself and uses aiohttp's connector (pool, DNS, TLS) and response parser. Nothing is
+It writes the request itself and uses aiohttp's connector (pool, DNS, TLS) and response parser. Nothing is
 added to the request, nothing is decoded, no redirect is followed, no cookie kept, no environment proxy read.
 """
 
@@ -11,7 +11,7 @@ import select
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 from aiohttp import http_exceptions
@@ -20,55 +20,10 @@ from yarl import URL
 
 from router_core.errors import WorkerLost, WorkerProtocolError, WorkerUnreachable
 from router_core.headers import RawHeaders, end_to_end
+from router_core.upstream.interface import IDLE_S, Incoming, Outgoing
 
-IDLE_S = 4.0
-"""Seconds an idle connection is kept: SGLang and vLLM close theirs after 5."""
 HIGH_WATER_BYTES = 1 << 16
 """Unread bytes of an answer above which its worker is not read (twice this, for aiohttp)."""
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """A request as it goes over the wire to one worker."""
-
-    method: str
-    base_url: str
-    target: bytes
-    """Raw path and query; the path prefix of ``base_url`` is put before it."""
-    headers: RawHeaders
-    """End-to-end fields without Host and framing; both are written by the client."""
-    body: bytes | None
-    """The whole body; None where there is none or it is streamed."""
-    stream: AsyncIterator[bytes] | None = None
-    length: int | None = None
-    """Length of the streamed body in bytes, None for chunked."""
-
-
-class Incoming(Protocol):
-    """A worker's answer; the head is there."""
-
-    status: int
-    headers: RawHeaders
-    """End-to-end fields, lower-case names."""
-
-    async def read(self) -> bytes:
-        """The next piece of the body, ``b""`` once it is whole. Raises WorkerLost, WorkerProtocolError."""
-
-    def close(self) -> None:
-        """Gives the connection up; one whose answer is whole goes back to the pool."""
-
-
-class Upstream(Protocol):
-    """A client for data traffic."""
-
-    async def send(self, request: Outgoing, on_write: Callable[[], None]) -> Incoming:
-        """Sends and waits for the answer's head. ``on_write`` is called before the first byte is written.
-
-        Raises WorkerUnreachable (nothing was sent), WorkerLost, WorkerProtocolError, and what ``request.stream``
-        raises. Cancelling it closes the connection.
-        """
-
-    async def aclose(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,159 @@
+"""Packed tokens: ids, where each ends in the text, which were sampled, and their logprobs.
+
+A text is UTF-8 bytes here, and a token is known by its *end*: the byte offset in the text behind its last byte. Ends
+never decrease. A token without text of its own (a special token that the text leaves out) has the end of the token
+before it. A token that holds only a part of a character has either the true offset inside the character or the end of
+the whole character, as tokenizers report it; never the offset before it, or a cut there would take half a character.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+
+def encode_text(text: str) -> bytes:
+    """UTF-8 bytes of a text; a lone surrogate, which JSON can carry, is kept as three bytes."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decode_text(encoded: bytes) -> str:
+    """The text of bytes made by ``encode_text``."""
+    return encoded.decode("utf-8", "surrogatepass")
+
+
+def ends_from_pieces(pieces: Iterable[bytes]) -> array[int]:
+    """Ends of tokens whose bytes are known one by one."""
+    return array("I", accumulate(len(piece) for piece in pieces))
+
+
+def ends_from_offsets(text: str, character_ends: Sequence[int]) -> array[int]:
+    """Ends of tokens of which a tokenizer told the character offset behind each."""
+    if text.isascii():
+        return array("I", character_ends)
+    ends = array("I")
+    characters, size = 0, 0
+    for end in character_ends:
+        size += len(encode_text(text[characters:end]))
+        characters = end
+        ends.append(size)
+    return ends
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Sampled tokens ``[start, stop)`` of one weight version (None: the worker did not say)."""
+
+    start: int
+    stop: int
+    weight_version: str | None
+
+
+def add_span(spans: list[Span], span: Span) -> None:
+    """Append a span, joined to the last one when it continues it under the same weight version."""
+    if spans and spans[-1].stop == span.start and spans[-1].weight_version == span.weight_version:
+        span = Span(spans.pop().start, span.stop, span.weight_version)
+    spans.append(span)
+
+
+def spans_within(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
+    """The parts of the spans that lie in tokens ``[start, stop)``, joined where they touch."""
+    found: list[Span] = []
+    for span in spans:
+        if span.start < stop and span.stop > start:
+            add_span(found, Span(max(span.start, start), min(span.stop, stop), span.weight_version))
+    return found
+
+
+class PackedTokens:
+    """One token sequence as it grows: context by ``add_context``, sampled tokens by ``add_sampled``.
+
+    16 bytes a sampled token and 8 a context token. Logprobs are kept for sampled tokens only, in nats, as float64:
+    float32 does not give back what the worker sent.
+    """
+
+    __slots__ = ("ends", "ids", "logprobs", "spans")
+
+    def __init__(self) -> None:
+        self.ids: array[int] = array("i")
+        self.ends: array[int] = array("I")
+        self.spans: list[Span] = []
+        self.logprobs: array[float] = array("d")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def byte_length(self) -> int:
+        """Length of the text these tokens cover, in UTF-8 bytes."""
+        return self.ends[-1] if self.ends else 0
+
+    def add_context(self, token_ids: Sequence[int], ends: Sequence[int]) -> None:
+        """Append tokens that were not sampled; ``ends`` count from where the sequence ended."""
+        ids, offsets = self._checked(token_ids, ends)
+        self._extend(ids, offsets)
+
+    def add_sampled(
+        self,
+        token_ids: Sequence[int],
+        ends: Sequence[int],
+        logprobs: Sequence[float],
+        weight_version: str | None = None,
+    ) -> None:
+        """Append sampled tokens; ``token_ids``, ``ends`` and ``logprobs`` are equally long or ``ValueError`` is
+        raised."""
+        if len(logprobs) != len(token_ids):
+            raise ValueError(f"{len(logprobs)} logprobs for {len(token_ids)} sampled tokens; nothing was added")
+        ids, offsets = self._checked(token_ids, ends)
+        packed = array("d", logprobs)
+        if ids:
+            add_span(self.spans, Span(len(self), len(self) + len(ids), weight_version))
+        self._extend(ids, offsets)
+        self.logprobs.extend(packed)
+
+    @classmethod
+    def from_lists(
+        cls,
+        token_ids: Sequence[int],
+        ends: Sequence[int],
+        loss_mask: Sequence[int],
+        logprobs: Sequence[float],
+        weight_versions: Sequence[str | None],
+    ) -> PackedTokens:
+        """From equally long lists, one entry a token; the logprob of a token with mask 0 is not kept."""
+        lengths = {len(token_ids), len(ends), len(loss_mask), len(logprobs), len(weight_versions)}
+        if len(lengths) != 1:
+            raise ValueError(f"token ids, ends, mask, logprobs and weight versions differ in length: {sorted(lengths)}")
+        tokens = cls()
+        tokens._extend(*tokens._checked(token_ids, ends))
+        for index, (mask, version) in enumerate(zip(loss_mask, weight_versions, strict=True)):
+            if mask:
+                add_span(tokens.spans, Span(index, index + 1, version))
+        tokens.logprobs.extend(value for value, mask in zip(logprobs, loss_mask, strict=True) if mask)
+        return tokens
+
+    def _checked(self, token_ids: Sequence[int], ends: Sequence[int]) -> tuple[array[int], array[int]]:
+        if len(ends) != len(token_ids):
+            raise ValueError(f"{len(ends)} ends for {len(token_ids)} tokens; nothing was added")
+        try:
+            ids, offsets = array("i", token_ids), array("I", ends)
+        except OverflowError as error:
+            raise ValueError(f"a token id or an end is out of range ({error}); nothing was added") from error
+        if not ids:
+            return ids, offsets
+        if (smallest := int(np.frombuffer(ids, np.int32).min())) < 0:
+            raise ValueError(f"token id {smallest} is negative; nothing was added")
+        counted = np.frombuffer(offsets, np.uint32)
+        if (counted[1:] < counted[:-1]).any():
+            raise ValueError("the ends of the tokens decrease; nothing was added")
+        if self.byte_length:
+            offsets = array("I", (counted + np.uint32(self.byte_length)).tobytes())
+        return ids, offsets
+
+    def _extend(self, ids: array[int], offsets: array[int]) -> None:
+        self.ids.extend(ids)
+        self.ends.extend(offsets)

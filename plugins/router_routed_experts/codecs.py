@@ -1,0 +1,243 @@
+"""From the wire to integers: what SGLang and vLLM send as routed experts.
+
+SGLang sends base64 of little-endian int32 without a header, ``[rows, layers, top_k]``; vLLM base64 of a ``.npy``
+file, uint8 when it fits; both may be wrapped as ``{"data", "shape", "start"}``. A dtype that is stated (in the
+``.npy`` header, in the object, beside the field) wins; a worker whose raw dtype is not known is not guessed at.
+
+Values are decoded as they come and narrowed at once: a body of 64 MiB of base64 leaves 12 MiB of uint8, and no copy
+of the text is made.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from router_routed_experts.base64_stream import Base64Stream
+from router_routed_experts.reasons import Reason, RowsError
+from router_routed_experts.scan import FoundValue, Pieces, Sink, ValueScanner
+
+RAW_DTYPES = {"sglang": "int32"}
+"""The dtype of a value without a header, by worker dialect; vLLM sends none without."""
+
+DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "uint32", "int16", "int32", "int64")}
+
+NPY_MAGIC = b"\x93NUMPY"
+
+NPY_FIELDS = tuple(
+    re.compile(rb"""['"]%s['"]\s*:\s*%s""" % field)
+    for field in (
+        (b"descr", rb"""['"]([<>|=]?[iu][1248])['"]"""),
+        (b"fortran_order", rb"(False)"),
+        (b"shape", rb"\(([\d\s,]{0,200})\)"),
+    )
+)
+
+Ids = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Expert ids in the smallest unsigned type that holds them, flat, and what the value said of itself."""
+
+    ids: Ids
+    shape: tuple[int, ...] | None = None
+    start: int | None = None
+
+
+class GrowingIds:
+    """Ids one after another in one buffer, of the smallest type that holds them so far."""
+
+    def __init__(self) -> None:
+        self._dtype = np.dtype(np.uint8)
+        self._buffer = bytearray()
+
+    def add(self, ids: Ids) -> None:
+        """Append; an id that needs a wider type widens those before it."""
+        if ids.itemsize > self._dtype.itemsize:
+            self._buffer = bytearray(self.array().astype(ids.dtype).tobytes())
+            self._dtype = ids.dtype
+        self._buffer += ids.astype(self._dtype, copy=False).data
+
+    def array(self) -> Ids:
+        """All ids; no more may be added while it is in use."""
+        return np.frombuffer(self._buffer, self._dtype)
+
+
+class ExpertDecoder:
+    """A sink that decodes one base64 string into ids; nothing is raised before ``finish``.
+
+    Without a header the bytes are read as ``raw_dtype``; a dtype that is stated only later, or none being known, costs
+    nothing but a second reading: narrowing loses no byte.
+    """
+
+    def __init__(self, raw_dtype: str | None) -> None:
+        self._raw_dtype = raw_dtype
+        self._base64 = Base64Stream()
+        self._bytes = b""  # decoded, but not a whole header or integer yet
+        self._dtype: np.dtype[Any] | None = None  # None until the start of the value is there
+        self._shape: tuple[int, ...] | None = None
+        self._ids = GrowingIds()
+        self._error: RowsError | None = None
+
+    def write(self, piece: memoryview) -> None:
+        """Decode what is there; after an error the rest is ignored."""
+        if self._error is not None:
+            return
+        try:
+            for decoded in self._base64.decode(piece):
+                self._take(decoded)
+        except RowsError as error:
+            self._error = error
+
+    def finish(self, stated_dtype: str | None = None) -> Decoded:
+        """All ids; raises ``RowsError`` when the text, its header or its length is wrong.
+
+        ``stated_dtype`` is what the answer says beside the value; a header wins over it.
+        """
+        if self._error is not None:
+            raise self._error
+        self._base64.finish()
+        if self._dtype is None and self._bytes.startswith(NPY_MAGIC):
+            raise RowsError(Reason.BAD_NPY, "it ends within the header")
+        dtype = self._dtype if self._shape is not None else dtype_of(stated_dtype or self._raw_dtype)
+        if dtype is not None and self._dtype not in (None, dtype):
+            self._read_again(dtype)
+        if self._bytes:
+            raise RowsError(Reason.WRONG_SIZE, f"{len(self._bytes)} bytes more than whole integers of {dtype}")
+        ids = self._ids.array()
+        if self._shape is not None and ids.size != math.prod(self._shape):
+            raise RowsError(Reason.WRONG_SIZE, f"{ids.size} ids for the shape {self._shape}")
+        if (
+            dtype is not None
+            and dtype.kind == "i"
+            and ids.itemsize == dtype.itemsize
+            and (ids >> 8 * ids.itemsize - 1).any()
+        ):
+            raise RowsError(Reason.ID_RANGE, f"an id is {int(ids.view(ids.dtype.str.replace('u', 'i')).min())}")
+        return Decoded(ids, self._shape)
+
+    def _take(self, decoded: bytes) -> None:
+        if self._bytes:
+            decoded = self._bytes + decoded
+        if self._dtype is None:
+            decoded = self._read_header(decoded)
+        if self._dtype is None:
+            self._bytes = decoded
+            return
+        count = len(decoded) // self._dtype.itemsize
+        self._bytes = decoded[count * self._dtype.itemsize :]
+        if count:
+            self._ids.add(narrowed(np.frombuffer(decoded, self._dtype, count)))
+
+    def _read_header(self, decoded: bytes) -> bytes:
+        """What follows the header; all of it, and no dtype, while the header is not whole."""
+        if len(decoded) < len(NPY_MAGIC) + 6 and NPY_MAGIC.startswith(decoded[: len(NPY_MAGIC)]):
+            return decoded
+        if not decoded.startswith(NPY_MAGIC):
+            self._dtype = dtype_of(self._raw_dtype or "uint8")
+            return decoded
+        width = 4 if decoded[6] > 1 else 2
+        size = 8 + width + int.from_bytes(decoded[8 : 8 + width], "little")
+        if len(decoded) < size:
+            return decoded
+        self._dtype, self._shape = read_npy_header(decoded[:size])
+        return decoded[size:]
+
+    def _read_again(self, dtype: np.dtype[Any]) -> None:
+        raw = self._ids.array().astype(self._dtype).tobytes() + self._bytes
+        self._ids, self._bytes, self._dtype = GrowingIds(), b"", dtype
+        self._take(raw)
+
+
+def dtype_of(name: str | None) -> np.dtype[Any]:
+    """The little-endian dtype of a stated name, or ``RowsError``."""
+    if name not in DTYPES:
+        said = (
+            "no dtype is stated and the worker's is not known" if name is None else f"the dtype {name!r} is no integer"
+        )
+        raise RowsError(Reason.DTYPE_UNKNOWN, said)
+    return DTYPES[name]
+
+
+def read_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Dtype and shape of a ``.npy`` header of integers in C order, or ``RowsError``.
+
+    The three fields are looked for, since numpy's own reader evaluates the header and fails in many ways on a broken
+    one.
+    """
+    descr, order, shape = (field.search(header) for field in NPY_FIELDS)
+    if descr is None or order is None or shape is None:
+        raise RowsError(Reason.BAD_NPY, f"no header of integers in C order: {header[8:120]!r}")
+    return np.dtype(descr[1].decode()), tuple(int(size) for size in shape[1].replace(b",", b" ").split())
+
+
+def narrowed(ids: NDArray[np.integer[Any]]) -> Ids:
+    """The same bits in the smallest unsigned type (a negative id of 32 bits comes out as 2**31 or more)."""
+    unsigned = ids.view(ids.dtype.str.replace("i", "u"))
+    if unsigned.dtype == np.uint8:
+        return unsigned
+    bits = int(np.bitwise_or.reduce(unsigned))
+    if bits >= 1 << 32:
+        raise RowsError(Reason.ID_RANGE, f"an id is {int(ids.min())}, one is {int(ids.max())}")
+    return unsigned.astype(np.uint8 if bits < 1 << 8 else np.uint16 if bits < 1 << 16 else np.uint32)
+
+
+def open_decoder(raw_dtype: str | None) -> Callable[[bool], Sink]:
+    """The ``open_sink`` of a scanner: strings are decoded as they come, an object is kept until it is whole."""
+    return lambda is_string: ExpertDecoder(raw_dtype) if is_string else Pieces()
+
+
+def decode_found(found: FoundValue, raw_dtype: str | None, stated_dtype: str | None = None) -> Decoded:
+    """The ids of a value whose sink is of ``open_decoder`` or keeps the pieces; raises ``RowsError``."""
+    if found.stop is None:
+        raise RowsError(Reason.TRUNCATED, "the answer broke off within the value")
+    sink = found.sink
+    if isinstance(sink, ExpertDecoder):
+        return sink.finish(stated_dtype)
+    if not isinstance(sink, Pieces):
+        raise TypeError(f"a {type(sink).__name__} keeps nothing to decode")
+    if not found.is_string:
+        return decode_object(sink.joined(), stated_dtype or raw_dtype)
+    decoder = ExpertDecoder(raw_dtype)
+    for piece in sink.pieces:
+        decoder.write(piece)
+    return decoder.finish(stated_dtype)
+
+
+def decode_object(value: bytes, raw_dtype: str | None) -> Decoded:
+    """The object form ``{"data", "shape", "start", "dtype"?}``; shape and start are taken as they are stated."""
+    decoders: list[ExpertDecoder] = []
+
+    def open_sink(is_string: bool) -> Sink:
+        decoders.append(ExpertDecoder(raw_dtype))
+        return decoders[-1]
+
+    scanner = ValueScanner(b"data", open_sink)
+    scanner.feed(value)
+    try:
+        fields = orjson.loads(scanner.rest_bytes())
+    except orjson.JSONDecodeError as error:
+        raise RowsError(Reason.UNKNOWN_FORM, f"not JSON: {error}") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("data"), str):
+        raise RowsError(Reason.UNKNOWN_FORM, "neither a string nor an object with data")
+    shape, start, dtype = fields.get("shape"), fields.get("start"), fields.get("dtype")
+    if not (shape is None or (isinstance(shape, list) and all(map(_is_count, shape)))):
+        raise RowsError(Reason.UNKNOWN_FORM, f"its shape is {shape!r}")
+    if not (start is None or _is_count(start)) or not (dtype is None or isinstance(dtype, str)):
+        raise RowsError(Reason.UNKNOWN_FORM, f"its start is {start!r} and its dtype {dtype!r}")
+    decoded = decoders[int(fields["data"])].finish(dtype)
+    if shape is not None and math.prod(shape) != decoded.ids.size:
+        raise RowsError(Reason.WRONG_SIZE, f"{decoded.ids.size} ids for the stated shape {shape}")
+    return Decoded(decoded.ids, decoded.shape if shape is None else tuple(shape), start)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0

@@ -1,0 +1,108 @@
+"""The data client: lean HTTP/1.1 with a pool of connections for each worker.
+
+A request that was written is never sent a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from router_core.errors import WorkerUnreachable
+from router_core.upstream.aiohttp_client import AiohttpUpstream
+from router_core.upstream.connection import Address, Connection
+from router_core.upstream.interface import IDLE_S, Incoming, Outgoing
+
+MAX_POOLED_WORKERS = 10_000
+
+
+class H1Upstream:
+    """`Upstream` for plain HTTP; workers behind TLS go through aiohttp."""
+
+    def __init__(self, *, connect_timeout_s: float, max_field_bytes: int) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._max_field_bytes = max_field_bytes
+        self._pools: dict[str, Pool] = {}
+        self._tls = AiohttpUpstream(connect_timeout_s=connect_timeout_s, max_field_bytes=max_field_bytes)
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    async def send(self, request: Outgoing, on_write: Callable[[], None]) -> Incoming:
+        pool = self._pools.get(request.base_url)
+        if pool is None:
+            if request.base_url.startswith("https:"):
+                return await self._tls.send(request, on_write)
+            pool = self._pool(request.base_url)
+        connection = pool.take()
+        if connection is None:
+            connection = await pool.open(self._connect_timeout_s, self._max_field_bytes)
+        try:
+            on_write()
+            return await connection.exchange(request)
+        except BaseException:
+            connection.drop()
+            raise
+
+    def _pool(self, base_url: str) -> Pool:
+        if len(self._pools) >= MAX_POOLED_WORKERS:
+            self._close_idle()
+            self._pools.clear()
+        pool = self._pools[base_url] = Pool(base_url)
+        if self._sweeper is None:
+            self._sweep()
+        return pool
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for pool in self._pools.values():
+            pool.expire(loop.time() - IDLE_S)
+        self._sweeper = loop.call_later(1.0, self._sweep)
+
+    def _close_idle(self) -> None:
+        for pool in self._pools.values():
+            pool.expire(float("inf"))
+
+    async def aclose(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._close_idle()
+        await self._tls.aclose()
+
+
+class Pool:
+    """The idle connections of one worker; the one that was used last is taken first."""
+
+    __slots__ = ("_address", "_idle")
+
+    def __init__(self, base_url: str) -> None:
+        self._address = Address(base_url)
+        self._idle: deque[Connection] = deque()
+
+    def take(self) -> Connection | None:
+        """An idle connection that its worker has not closed meanwhile."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_fresh():
+                return connection
+            connection.drop()
+        return None
+
+    def expire(self, before: float) -> None:
+        """Closes what has been idle since ``before`` (loop time)."""
+        while self._idle and self._idle[0].idle_since < before:
+            self._idle.popleft().drop()
+
+    async def open(self, timeout_s: float, max_field_bytes: int) -> Connection:
+        """A new connection. Raises WorkerUnreachable."""
+        loop, address = asyncio.get_running_loop(), self._address
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(address, loop, max_field_bytes, self._idle.append), address.host, address.port
+                )
+        except TimeoutError as error:
+            raise WorkerUnreachable(f"{address.base_url}: no connection within {timeout_s:g} s") from error
+        except OSError as error:
+            refused = isinstance(error, ConnectionRefusedError)
+            raise WorkerUnreachable(f"{address.base_url}: {error}", refused=refused) from error
+        return connection

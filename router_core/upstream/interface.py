@@ -1,0 +1,56 @@
+"""The way to a worker and back, as the core sees it: clients for data traffic are interchangeable behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from router_core.headers import RawHeaders
+
+IDLE_S = 4.0
+"""Seconds an idle connection is kept: SGLang and vLLM close theirs after 5."""
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A request as it goes over the wire to one worker."""
+
+    method: str
+    base_url: str
+    target: bytes
+    """Raw path and query; the path prefix of ``base_url`` is put before it."""
+    headers: RawHeaders
+    """End-to-end fields without Host and framing; both are written by the client."""
+    body: bytes | None
+    """The whole body; None where there is none or it is streamed."""
+    stream: AsyncIterator[bytes] | None = None
+    length: int | None = None
+    """Length of the streamed body in bytes, None for chunked."""
+
+
+class Incoming(Protocol):
+    """A worker's answer; the head is there."""
+
+    status: int
+    headers: RawHeaders
+    """End-to-end fields, lower-case names."""
+
+    async def read(self) -> bytes:
+        """The next piece of the body, ``b""`` once it is whole. Raises WorkerLost, WorkerProtocolError."""
+
+    def close(self) -> None:
+        """Gives the connection up; one whose answer is whole goes back to the pool."""
+
+
+class Upstream(Protocol):
+    """A client for data traffic."""
+
+    async def send(self, request: Outgoing, on_write: Callable[[], None]) -> Incoming:
+        """Sends and waits for the answer's head. ``on_write`` is called before the first byte is written.
+
+        Raises WorkerUnreachable (nothing was sent), WorkerLost, WorkerProtocolError, and what ``request.stream``
+        raises. Cancelling it closes the connection.
+        """
+
+    async def aclose(self) -> None: ...
