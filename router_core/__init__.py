@@ -4,6 +4,7 @@ These are the public names: a plugin imports from here and from nowhere below.
 """
 
 from router_core.bodies import checked_version, read_json
+from router_core.clock import Clock
 from router_core.control import ControlAnswer, ControlClient
 from router_core.errors import (
     AttemptWithdrawn,
@@ -48,6 +49,7 @@ __all__ = [
     "AttemptWithdrawn",
     "CallNext",
     "ClientLeft",
+    "Clock",
     "ConfigError",
     "ControlAnswer",
     "ControlClient",

@@ -21,7 +21,7 @@ from router_core.control import ControlClient
 from router_core.errors import ConfigError, Reject
 from router_core.failures import answer_for
 from router_core.holds import HoldQueue
-from router_core.outside import OutsideHooks, path_of
+from router_core.outside import SHARED, OutsideHooks, path_of
 from router_core.plans import Plans
 from router_core.proxy import Proxy
 from router_core.registry import PluginSource, Registry, import_path, is_plugin_class, plugin_source
@@ -85,6 +85,7 @@ class Application:
         self.proxy = Proxy(
             settings, self.plans, self.workers, self.sessions, self._upstream, self.holds, self._work, self._clock
         )
+        self.router.exchanges = self.proxy.running
         self.app = self._wrap(self._front(), middlewares)
         for url in settings.workers:
             try:
@@ -108,12 +109,14 @@ class Application:
         )
         starlette.router.redirect_slashes = False
         paths = [path_of(route).strip("/").split("/") for route in added]
-        claimed = {*CLAIMED, *(parts[0] for parts in paths if parts[0] != "v1")}
+        claimed = {*CLAIMED, *(parts[0] for parts in paths if parts[0] not in SHARED)}
+        shared = {path_of(route) for route, parts in zip(added, paths, strict=True) if parts[0] in SHARED}
         nouns = {parts[2] for parts in paths if parts[0] == "sessions" and len(parts) > 2}
         return Front(
             self.proxy,
             cast(ASGIApp, starlette),
             claimed=[name.encode() for name in claimed],
+            claimed_paths=[path.encode() for path in shared],
             session_nouns=[noun.encode() for noun in nouns],
             start=self.start,
             stop=self.stop,

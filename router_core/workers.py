@@ -184,6 +184,13 @@ class WorkerTable:
         return worker.inflight == 0
 
     # ------------------------------------------------------------------------------------------------- in and out
+    def await_start(self, worker: Worker, generation: int, reason: str) -> bool:
+        """A worker turned out not to be up yet: it gets no request until `restore`. False when it is out otherwise."""
+        if not self.is_current(worker, generation) or worker.state not in (WorkerState.READY, WorkerState.STARTING):
+            return False
+        self._to(worker, WorkerState.STARTING, reason)
+        return True
+
     def quarantine(self, worker: Worker, generation: int, reason: str) -> bool:
         """Takes a ready or starting worker out for a reason; False when that generation is over or it is out."""
         if not self.is_current(worker, generation) or worker.state not in (WorkerState.READY, WorkerState.STARTING):

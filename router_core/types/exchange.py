@@ -97,6 +97,7 @@ class Exchange:
         "_interrupt",
         "_pending",
         "_services",
+        "abort_was_asked",
         "attempts",
         "client_host",
         "decision",
@@ -146,6 +147,8 @@ class Exchange:
         self.ended_at: float | None = None
         self.state = State()
         """What plugins keep about this exchange."""
+        self.abort_was_asked = False
+        """Whether somebody asked through the router to abort it at its worker: an answer cut short is then final."""
         self.interruption: RouterError | None = None
         """Why the core stopped the exchange from outside: ClientLeft, or a Reject."""
         self.switches: tuple[str | None, str | None] = (None, None)
