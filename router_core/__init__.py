@@ -3,8 +3,11 @@
 These are the public names: a plugin imports from here and from nowhere below.
 """
 
+from router_core.bodies import checked_version, read_json
+from router_core.clock import Clock
 from router_core.control import ControlAnswer, ControlClient
 from router_core.errors import (
+    AttemptWithdrawn,
     ClientLeft,
     ConfigError,
     MalformedBody,
@@ -18,6 +21,7 @@ from router_core.errors import (
     WorkerUnreachable,
 )
 from router_core.headers import Headers
+from router_core.holds import Held, HoldQueue
 from router_core.hookspecs import API_VERSION, CallNext, hookimpl
 from router_core.router import Router
 from router_core.settings import PluginSettings, per_exchange
@@ -36,19 +40,24 @@ from router_core.types import (
     Worker,
     WorkerState,
 )
+from router_core.worker_updates import update_workers
 
 __all__ = [
     "API_VERSION",
     "Answer",
     "Attempt",
+    "AttemptWithdrawn",
     "CallNext",
     "ClientLeft",
+    "Clock",
     "ConfigError",
     "ControlAnswer",
     "ControlClient",
     "EventSplitter",
     "Exchange",
     "Headers",
+    "Held",
+    "HoldQueue",
     "Identity",
     "MalformedBody",
     "NoWorker",
@@ -69,7 +78,10 @@ __all__ = [
     "WorkerProtocolError",
     "WorkerState",
     "WorkerUnreachable",
+    "checked_version",
     "event_data",
     "hookimpl",
     "per_exchange",
+    "read_json",
+    "update_workers",
 ]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from router_core.bodies import checked_version, read_json, read_object
 from router_core.errors import Reject
 from router_core.outside import OutsideHooks
 from router_core.plans import Plans
@@ -18,9 +19,10 @@ from router_core.sessions import CORE_KEYS, SessionTable
 from router_core.settings import RouterSettings
 from router_core.tasks import Tasks
 from router_core.types import Session, Worker
+from router_core.urls import rank_urls
 from router_core.workers import WorkerTable
 
-MAX_ADMIN_BODY_BYTES = 16 << 20
+MAX_DP_SIZE = 1024
 CLAIMED = (
     "add_worker",
     "remove_worker",
@@ -33,36 +35,6 @@ CLAIMED = (
     "plugins",
 )
 """First path segments that the core takes."""
-
-
-async def read_json(request: Request) -> Any:
-    """The body of a call to one of our own routes; None where it is empty. Raises Reject (400, 413) with the reason."""
-    parts, size = [], 0
-    try:
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > MAX_ADMIN_BODY_BYTES:
-                raise Reject(413, "body_too_large", f"the body is longer than {MAX_ADMIN_BODY_BYTES} bytes")
-    except ClientDisconnect:
-        raise Reject(400, "malformed_body", "the body is not whole") from None
-    body = b"".join(parts)
-    if not body.strip():
-        return None
-    try:
-        return json.loads(body)
-    except ValueError as error:
-        raise Reject(400, "malformed_body", f"the body is not JSON: {error}") from None
-
-
-async def read_object(request: Request) -> dict[str, Any]:
-    """The same, but an object; an empty body is an empty object."""
-    body = await read_json(request)
-    if body is None:
-        return {}
-    if not isinstance(body, dict):
-        raise Reject(400, "malformed_body", f"the body must be a JSON object, not {type(body).__name__}")
-    return body
 
 
 class WorkerRoutes:
@@ -93,7 +65,8 @@ class WorkerRoutes:
         return JSONResponse({"status": "success", "worker_urls": loads})
 
     async def remove_worker(self, request: Request) -> Response:
-        self._workers.remove(self._require(await self._url_of(request)))
+        for worker in self._require(await self._url_of(request)):
+            self._workers.remove(worker)
         return JSONResponse({"status": "success"})
 
     async def list_workers(self, request: Request) -> Response:
@@ -115,9 +88,13 @@ class WorkerRoutes:
         return JSONResponse({"workers": workers, "total": len(workers)})
 
     async def create(self, request: Request) -> Response:
-        worker = self._register(await read_object(request))
-        location = f"/workers/{worker.id}"
-        told = {"status": "accepted", "worker_id": worker.id, "url": worker.url, "location": location}
+        fields = _checked_fields(await read_object(request))
+        workers = self._register(fields)
+        name = workers[0].id if len(workers) == 1 else workers[0].base_id
+        location = f"/workers/{name}"
+        told: dict[str, Any] = {"status": "accepted", "worker_id": name, "url": fields["url"], "location": location}
+        if len(workers) > 1:
+            told["ranks"] = {worker.url: worker.id for worker in workers}
         return JSONResponse(told, 202, {"location": location})
 
     async def replace(self, request: Request) -> Response:
@@ -128,7 +105,9 @@ class WorkerRoutes:
             raise Reject(
                 400, "malformed_body", "the body must be a list of workers: URLs or objects with a url", "workers"
             )
-        wanted = [_checked_fields({"url": item} if isinstance(item, str) else item) for item in body]
+        wanted: list[dict[str, Any]] = []
+        for item in body:
+            wanted += _per_rank(_checked_fields({"url": item} if isinstance(item, str) else item))
         before = {worker: worker.is_ready for worker in self._workers}
         kept: list[Worker] = []
         added: list[str] = []
@@ -153,22 +132,31 @@ class WorkerRoutes:
         )
 
     async def show(self, request: Request) -> Response:
-        return JSONResponse(describe_worker(self._require(_name(request))))
+        return _told(self._require(_name(request)))
 
     async def change(self, request: Request) -> Response:
-        worker = self._require(_name(request))
-        fields = _checked_fields({"url": worker.url, **await read_object(request)})
+        workers = self._require(_name(request))
+        fields = _checked_fields({"url": workers[0].url, **await read_object(request)})
+        if "dp_size" in fields:
+            raise Reject(400, "bad_value", "dp_size cannot change: register the server again by POST", "dp_size")
         del fields["url"]
-        self._workers.update(worker, **fields)
-        return JSONResponse(describe_worker(worker))
+        for worker in workers:
+            self._workers.update(worker, **fields)
+        return _told(workers)
 
     async def delete(self, request: Request) -> Response:
-        worker = self._require(_name(request))
+        workers = self._require(_name(request))
+        first = workers[0]
+        told = {"status": "accepted", "worker_id": first.id, "url": first.url}
+        if len(workers) > 1:
+            told.update(worker_id=first.base_id, url=first.base_url)
         if _flag(request, "wait", default=False):
-            finished = await self._workers.drain(worker, self._settings.drain_timeout_s)
-            return JSONResponse({"status": "removed", "worker_id": worker.id, "url": worker.url, "drained": finished})
-        self._drain_beside(worker)
-        return JSONResponse({"status": "accepted", "worker_id": worker.id, "url": worker.url}, 202)
+            timeout_s = self._settings.drain_timeout_s
+            drained = await asyncio.gather(*(self._workers.drain(worker, timeout_s) for worker in workers))
+            return JSONResponse({**told, "status": "removed", "drained": all(drained)})
+        for worker in workers:
+            self._drain_beside(worker)
+        return JSONResponse(told, 202)
 
     def _drain_beside(self, worker: Worker) -> None:
         self._workers.start_drain(worker)
@@ -178,14 +166,22 @@ class WorkerRoutes:
             work = self._workers.drain(worker, self._settings.drain_timeout_s)
             self._tasks.spawn(work, name=f"drain {worker.url}")
 
-    def _register(self, body: Mapping[str, Any]) -> Worker:
-        return self._workers.add(**_checked_fields(body))
+    def _register(self, fields: dict[str, Any]) -> Sequence[Worker]:
+        return self._workers.add_ranks(**fields) if "dp_size" in fields else [self._workers.add(**fields)]
 
-    def _require(self, name: str) -> Worker:
-        worker = self._workers.get(name)
-        if worker is None:
+    def _require(self, name: str) -> Sequence[Worker]:
+        """The worker of that name, or all ranks of the server."""
+        workers = self._workers.find(name)
+        if not workers:
             raise Reject(404, "unknown_worker", f"there is no worker {name!r}", "url")
-        return worker
+        return workers
+
+
+def _told(workers: Sequence[Worker]) -> Response:
+    if len(workers) == 1:
+        return JSONResponse(describe_worker(workers[0]))
+    first, told = workers[0], [describe_worker(worker) for worker in workers]
+    return JSONResponse({"id": first.base_id, "url": first.base_url, "dp_size": first.dp_size, "ranks": told})
 
 
 def describe_worker(worker: Worker) -> dict[str, Any]:
@@ -199,9 +195,12 @@ def describe_worker(worker: Worker) -> dict[str, Any]:
         "reason": worker.reason,
         "load": worker.inflight,
         "weight_version": worker.weight_version,
+        "pending_weight_version": worker.pending_weight_version,
         "priority": worker.priority,
         "labels": worker.labels,
         "dp_rank": worker.dp_rank,
+        "dp_size": worker.dp_size,
+        "base_id": worker.base_id,
         "generation": worker.generation,
     }
 
@@ -225,19 +224,32 @@ def _checked_fields(body: object) -> dict[str, Any]:
             if not isinstance(value, str) or not re.match(r"^[\x21-\x7e]{1,4096}$", value):
                 raise Reject(400, "bad_value", f"{name} must be a text of printable ASCII", name)
             fields[name] = value
-    if (version := body.get("weight_version")) is not None:
-        if isinstance(version, bool) or not isinstance(version, int | str) or not str(version).isprintable():
-            raise Reject(400, "bad_value", "weight_version must be a text", "weight_version")
-        fields["weight_version"] = str(version)
+    for name in ("weight_version", "pending_weight_version"):
+        if (version := body.get(name)) is not None:
+            fields[name] = checked_version(version, name)
     if (priority := body.get("priority")) is not None:
         if isinstance(priority, bool) or not isinstance(priority, int | float):
             raise Reject(400, "bad_value", "priority must be a number", "priority")
         fields["priority"] = float(priority)
+    if (dp_size := body.get("dp_size")) is not None:
+        if isinstance(dp_size, bool) or not isinstance(dp_size, int) or not 1 <= dp_size <= MAX_DP_SIZE:
+            raise Reject(400, "bad_value", f"dp_size must be a number from 1 to {MAX_DP_SIZE}", "dp_size")
+        fields["dp_size"] = dp_size
     if (labels := body.get("labels")) is not None:
         if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
             raise Reject(400, "bad_value", "labels must be an object of texts", "labels")
         fields["labels"] = labels
     return fields
+
+
+def _per_rank(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """The fields of each rank of a server that was given with its ``dp_size``."""
+    if "dp_size" not in fields:
+        return [fields]
+    try:
+        return [{**fields, "url": url} for url in rank_urls(fields["url"], fields["dp_size"])]
+    except ValueError as error:
+        raise Reject(400, "bad_worker_url", str(error), "url") from None
 
 
 def _flag(request: Request, name: str, *, default: bool) -> bool:

@@ -20,12 +20,14 @@ from router_core.config import Config
 from router_core.control import ControlClient
 from router_core.errors import ConfigError, Reject
 from router_core.failures import answer_for
-from router_core.outside import OutsideHooks, path_of
+from router_core.holds import HoldQueue
+from router_core.outside import SHARED, OutsideHooks, path_of
 from router_core.plans import Plans
 from router_core.proxy import Proxy
 from router_core.registry import PluginSource, Registry, import_path, is_plugin_class, plugin_source
 from router_core.router import Router
 from router_core.sessions import SessionTable
+from router_core.stats_routes import StatsRoutes
 from router_core.tasks import Tasks
 from router_core.upstream import make_upstream
 from router_core.workers import WorkerTable
@@ -58,7 +60,13 @@ class Application:
         )
         self._tasks = Tasks(settings.max_background_tasks)
         self._work = Tasks(settings.max_background_tasks)
-        self.workers = WorkerTable(self._clock, max_workers=settings.max_workers, on_change=self.outside.worker_changed)
+        self.holds = HoldQueue(self._clock, max_requests=settings.max_held_requests, timeout_s=settings.hold_timeout_s)
+        self.workers = WorkerTable(
+            self._clock,
+            max_workers=settings.max_workers,
+            on_change=self.outside.worker_changed,
+            on_room=self.holds.wake_for_workers,
+        )
         self.sessions = SessionTable(
             self._clock,
             max_sessions=settings.max_sessions,
@@ -71,10 +79,13 @@ class Application:
             connect_timeout_s=settings.connect_timeout_s,
             max_field_bytes=settings.max_field_bytes,
         )
-        self.router = Router(settings, self._clock, self._tasks, self.workers, self.sessions, self._control)
+        self.router = Router(settings, self._clock, self._tasks, self.workers, self.sessions, self.holds, self._control)
         self.router.find_tokenizer = self.outside.find_tokenizer
         self.router.session_moved = self.outside.session_moved
-        self.proxy = Proxy(settings, self.plans, self.workers, self.sessions, self._upstream, self._work, self._clock)
+        self.proxy = Proxy(
+            settings, self.plans, self.workers, self.sessions, self._upstream, self.holds, self._work, self._clock
+        )
+        self.router.exchanges = self.proxy.running
         self.app = self._wrap(self._front(), middlewares)
         for url in settings.workers:
             try:
@@ -88,6 +99,7 @@ class Application:
         core: list[BaseRoute] = [
             *HealthRoutes(self.workers).routes(),
             *SessionRoutes(self.sessions, self.plans, self.outside, settings).routes(),
+            *StatsRoutes(self.workers, self._clock).routes(),
             *WorkerRoutes(self.workers, self._work, settings).routes(),
         ]
         added = self.outside.routes(core)
@@ -97,12 +109,14 @@ class Application:
         )
         starlette.router.redirect_slashes = False
         paths = [path_of(route).strip("/").split("/") for route in added]
-        claimed = {*CLAIMED, *(parts[0] for parts in paths if parts[0] != "v1")}
+        claimed = {*CLAIMED, *(parts[0] for parts in paths if parts[0] not in SHARED)}
+        shared = {path_of(route) for route, parts in zip(added, paths, strict=True) if parts[0] in SHARED}
         nouns = {parts[2] for parts in paths if parts[0] == "sessions" and len(parts) > 2}
         return Front(
             self.proxy,
             cast(ASGIApp, starlette),
             claimed=[name.encode() for name in claimed],
+            claimed_paths=[path.encode() for path in shared],
             session_nouns=[noun.encode() for noun in nouns],
             start=self.start,
             stop=self.stop,
@@ -123,9 +137,14 @@ class Application:
         await self.outside.startup(self.router)
         self._tasks.spawn(self._sweep(), name="session sweep")
 
+    def begin_stop(self) -> None:
+        """Running requests may finish; those that wait for a worker are refused."""
+        self.proxy.is_stopping = True
+        self.holds.close()
+
     async def stop(self) -> None:
         """Work of ended exchanges first, then background work, every plugin's `shutdown`, and the connections."""
-        self.proxy.is_stopping = True
+        self.begin_stop()
         await self._work.finish(STOP_S)
         await self._tasks.cancel()
         await self.outside.shutdown()

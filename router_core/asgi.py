@@ -22,7 +22,8 @@ class ASGIApp(Protocol):
 
 
 class Front:
-    """The innermost app. ``claimed`` are first path segments that belong to ``routes``; all else is proxied.
+    """The innermost app. ``claimed`` are first path segments that belong to ``routes``; all else is proxied, but for
+    the whole paths ``claimed_paths``.
 
     Below ``/sessions/{id}/`` only ``session_nouns`` belong to routes; the rest are turns of that session.
     """
@@ -33,6 +34,7 @@ class Front:
         routes: ASGIApp,
         *,
         claimed: Collection[bytes],
+        claimed_paths: Collection[bytes] = (),
         session_nouns: Collection[bytes],
         start: Callable[[], Awaitable[None]],
         stop: Callable[[], Awaitable[None]],
@@ -40,6 +42,7 @@ class Front:
         self._proxy = proxy
         self._routes = routes
         self._claimed = frozenset(claimed)
+        self._claimed_paths = frozenset(claimed_paths)
         self._session_nouns = frozenset(session_nouns)
         self._start = start
         self._stop = stop
@@ -56,7 +59,7 @@ class Front:
         raw: bytes = scope["raw_path"]
         parts = raw.split(b"/", 3)
         first = unquote_to_bytes(parts[1]) if len(parts) > 1 else b""
-        if first not in self._claimed:
+        if first not in self._claimed and raw not in self._claimed_paths:
             await self._proxy(scope, receive, send)
         elif first == b"sessions" and len(parts) == 4 and parts[3].split(b"/", 1)[0] not in self._session_nouns:
             session_id = unquote_to_bytes(parts[2]).decode("utf-8", "replace")

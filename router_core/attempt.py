@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from router_core.clock import Clock
+from router_core.dp_rank import hand_over_rank
+from router_core.errors import AttemptWithdrawn, NoWorker
 from router_core.failures import outcome_of
 from router_core.headers import Headers
+from router_core.holds import HoldQueue
 from router_core.plan import Plan
 from router_core.selection import select_worker
 from router_core.types import Answer, Attempt, Exchange, Outcome, OutcomeKind
@@ -22,25 +25,53 @@ FROM_OUTSIDE = (OutcomeKind.CLIENT_LEFT, OutcomeKind.REJECTED, OutcomeKind.TIMED
 class Attempts:
     """Makes attempts and ends each exactly once, whatever becomes of its answer."""
 
-    def __init__(self, workers: WorkerTable, upstream: Upstream, clock: Clock) -> None:
+    def __init__(
+        self, workers: WorkerTable, upstream: Upstream, holds: HoldQueue, clock: Clock, *, hold_for_starting: bool
+    ) -> None:
         self._workers = workers
         self._upstream = upstream
+        self._holds = holds
         self._clock = clock
+        self._hold_for_starting = hold_for_starting
 
     async def make(self, exchange: Exchange, plan: Plan) -> Answer:
-        """Raises NoWorker, WorkerFault, what the hooks raise, and what the exchange was interrupted with."""
-        if exchange.interruption is not None:
-            raise exchange.interruption
-        if exchange.ended_at is not None:
-            raise RuntimeError(f"{exchange!r} has ended: nothing is sent for it any more")
-        worker = select_worker(exchange, plan, self._workers)
+        """Held while no worker may take the exchange yet.
+
+        Raises NoWorker, WorkerFault, what the hooks raise, and what the exchange was interrupted with.
+        """
+        while True:
+            if exchange.interruption is not None:
+                raise exchange.interruption
+            if exchange.ended_at is not None:
+                raise RuntimeError(f"{exchange!r} has ended: nothing is sent for it any more")
+            try:
+                attempt = self._begin(exchange, plan)
+            except NoWorker:
+                if exchange.decision is None or not (waits_for := exchange.decision.waits_for):
+                    raise
+                await self._holds.wait_for_worker(exchange, waits_for)
+                continue
+            try:
+                return await self._run(exchange, plan, attempt)
+            except AttemptWithdrawn:
+                exchange.attempts.remove(attempt)
+                await asyncio.sleep(0)  # a plugin that withdraws for ever must not stop the loop
+
+    def _begin(self, exchange: Exchange, plan: Plan) -> Attempt:
+        """Chooses and counts, with no await between. Raises NoWorker."""
+        worker = select_worker(exchange, plan, self._workers, hold_for_starting=self._hold_for_starting)
         attempt = Attempt(worker, exchange.request.fork(), self._clock.now())
         self._workers.count(attempt)
         attempt.on_end(_stop(asyncio.current_task()))
         exchange.attempts.append(attempt)
+        return attempt
+
+    async def _run(self, exchange: Exchange, plan: Plan, attempt: Attempt) -> Answer:
         try:
+            hand_over_rank(attempt)
             await plan.attempt_start(exchange, attempt)
-            incoming = await self._upstream.send(await _outgoing(attempt), _sent(attempt))
+            outgoing = await _outgoing(attempt)
+            incoming = await self._upstream.send(outgoing, lambda: _begin_sending(attempt, outgoing))
         except BaseException as error:
             why = exchange.interruption if isinstance(error, asyncio.CancelledError) else None
             self.end(attempt, outcome_of(why or error), error)
@@ -49,7 +80,7 @@ class Attempts:
         if attempt.outcome is not None:  # the exchange ended in this moment
             attempt.close()
         attempt.status = incoming.status
-        attempt.first_byte_at = worker.last_byte_at = self._clock.now()
+        attempt.first_byte_at = attempt.worker.last_byte_at = self._clock.now()
         return Answer(incoming.status, Headers(incoming.headers), chunks=_Relay(self, attempt, incoming))
 
     def end(self, attempt: Attempt, outcome: Outcome, error: BaseException | None = None) -> None:
@@ -60,6 +91,7 @@ class Attempts:
         attempt.ended_at = self._clock.now()
         self._workers.release(attempt)
         attempt.close()
+        attempt.hand_over()
 
     def end_all(self, exchange: Exchange, outcome: Outcome) -> None:
         """Ends what still runs of an exchange that is over: nothing outlives it, whoever started it."""
@@ -128,11 +160,16 @@ def _stop(task: asyncio.Task[Any] | None) -> Callable[[], None]:
     return stop
 
 
-def _sent(attempt: Attempt) -> Callable[[], None]:
-    def sent() -> None:
-        attempt.request_sent = True
+def _begin_sending(attempt: Attempt, outgoing: Outgoing) -> None:
+    attempt.begin_sending()
+    if outgoing.stream is None:
+        attempt.hand_over()
 
-    return sent
+
+async def _until_handed_over(attempt: Attempt, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for piece in stream:
+        yield piece
+    attempt.hand_over()
 
 
 async def _outgoing(attempt: Attempt) -> Outgoing:
@@ -145,7 +182,8 @@ async def _outgoing(attempt: Attempt) -> Outgoing:
     body = await request.body() if request.has_edits else request.ready_body
     outgoing = Outgoing(request.method, worker.base_url, target, headers, body)
     if body is None:
-        outgoing.stream, outgoing.length = request.source.stream(), request.source.length
+        outgoing.stream = _until_handed_over(attempt, request.source.stream())
+        outgoing.length = request.source.length
     elif not body and not request.source.is_declared:
         outgoing.body = None
     return outgoing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,9 @@ class ControlAnswer:
     error: str | None = None
     refused: bool = False
     """The worker's machine refused the connection."""
+    timed_out: bool = False
+    """Nothing, or not everything, came in time."""
+    content_type: str | None = None
 
     @property
     def is_ok(self) -> bool:
@@ -50,6 +54,7 @@ class ControlClient:
                 connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
+                skip_auto_headers=("content-type", "user-agent"),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
             )
         return self._session
@@ -62,7 +67,7 @@ class ControlClient:
         *,
         timeout_s: float,
         body: bytes | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> ControlAnswer:
         """Asks ``path`` (with its query) of one worker; gives up after ``timeout_s`` seconds."""
         fields = dict(headers or {})
@@ -75,9 +80,10 @@ class ControlClient:
                     method, URL(worker.base_url + path, encoded=True), data=body, headers=fields, allow_redirects=False
                 ) as answer,
             ):
-                return ControlAnswer(answer.status, await _bounded(answer.content))
+                told = await _bounded(answer.content)
+                return ControlAnswer(answer.status, told, content_type=answer.headers.get("content-type"))
         except TimeoutError:
-            return ControlAnswer(0, error=f"no answer within {timeout_s:g} s")
+            return ControlAnswer(0, error=f"no answer within {timeout_s:g} s", timed_out=True)
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, ConnectionRefusedError)
             return ControlAnswer(0, error=str(error.os_error or error), refused=refused)

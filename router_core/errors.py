@@ -6,6 +6,7 @@ RouterError
 │   ├── MalformedBody           400, the body is not the JSON that was asked for
 │   └── NoWorker                503, nobody may take the request
 ├── ClientLeft                  the client closed its connection
+├── AttemptWithdrawn            an attempt is given up before anything was sent; the core selects again
 ├── WorkerFault                 502, an attempt failed at its worker
 │   ├── WorkerUnreachable       no connection: nothing was sent
 │   ├── WorkerLost              the connection broke before the answer was whole
@@ -76,6 +77,13 @@ class ClientLeft(RouterError):
     """The client closed its connection; whatever runs for it stops."""
 
 
+class AttemptWithdrawn(RouterError):
+    """Gives an attempt up before anything of it was sent; raised in `attempt_start` or by ``attempt.before_send``.
+
+    The attempt counts for nothing, and the core selects anew: whoever raises it sees to it that its filter then knows.
+    """
+
+
 class WorkerFault(RouterError):
     """An attempt failed at its worker. ``request_sent``: a byte of the request may have reached it."""
 
@@ -84,6 +92,8 @@ class WorkerFault(RouterError):
     def __init__(self, message: str, *, request_sent: bool) -> None:
         super().__init__(message)
         self.request_sent = request_sent
+        self.details: dict[str, object] = {}
+        """What plugins add to the error that the client gets, beside the message."""
 
 
 class WorkerUnreachable(WorkerFault):

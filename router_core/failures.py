@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from router_core.errors import (
+    AttemptWithdrawn,
     ClientLeft,
     NoWorker,
     PluginError,
@@ -34,6 +35,8 @@ def outcome_of(error: BaseException) -> Outcome:
             return Outcome(OutcomeKind.WORKER_ERROR, 502, error.code, str(error))
         case WorkerFault():
             return Outcome(OutcomeKind.WORKER_LOST, 502, error.code, str(error))
+        case AttemptWithdrawn():
+            return Outcome(OutcomeKind.REJECTED, None, "withdrawn", str(error))
         case PluginError():
             return Outcome(OutcomeKind.FAILED, 500, "plugin_error", str(error))
         case asyncio.CancelledError():
@@ -51,7 +54,8 @@ def answer_for(error: BaseException, exchange: Exchange | None = None) -> Answer
         case WorkerFault():
             worker = exchange.worker if exchange else None
             told = Reject(502, error.code, str(error))
-            return Answer.error(told, worker=worker.url if worker else None, request_sent=error.request_sent)
+            facts = {"worker": worker.url if worker else None, "request_sent": error.request_sent, **error.details}
+            return Answer.error(told, **facts)
         case PluginError():
             return Answer.error(Reject(500, "plugin_error", str(error)), plugin=error.plugin, hook=error.hook)
     log.error("%r failed: %r", exchange, error, exc_info=error)

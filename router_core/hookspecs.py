@@ -41,12 +41,13 @@ def hookimpl(function: _F) -> _F:
 
 
 # ------------------------------------------------------------------------------------------------- during a request
-@hookspec(firstresult=True)
+@hookspec
 def identify(exchange: Exchange) -> Identity | None:
     """Says who the request belongs to beside its session: group, trajectory, version tag.
 
-    Plain; the first answer that is not None wins. Runs before everything else, headers are there, the body is not.
-    May not change ``exchange.session``.
+    Plain, in turn; of each field the first value that is not None wins, so that one plugin may know the group and
+    another the version tag. Runs before everything else, headers are there, the body is not. May not change
+    ``exchange.session``.
     """
 
 
@@ -80,7 +81,8 @@ def filter_workers(exchange: Exchange, workers: Sequence[Worker]) -> Sequence[Wo
     """Leaves out workers that must not take this request. None keeps them all.
 
     Plain; folded in order, each sees what the former left. The result is a subset of ``workers`` (the same objects);
-    an empty one names the plugin in the 503.
+    an empty one names the plugin in the 503. ``exchange.leave_out(worker, reason)`` says why; with ``for_now=True`` the
+    exchange is held, and selected for again later, where it would be refused.
     """
 
 
@@ -106,7 +108,8 @@ def pick_worker(exchange: Exchange, workers: Sequence[Worker], scores: Scores) -
 async def attempt_start(exchange: Exchange, attempt: Attempt) -> None:
     """The worker is known and nothing is sent: the last change to the request, for this attempt alone.
 
-    Async, in turn, once per attempt. Change ``attempt.request``, not ``exchange.request``. Has a deadline.
+    Async, in turn, once per attempt. Change ``attempt.request``, not ``exchange.request``. ``raise AttemptWithdrawn``
+    has a worker selected anew. Has a deadline.
     """
 
 
@@ -158,7 +161,10 @@ def routes() -> Sequence[BaseRoute]:
 
 @hookspec
 def worker_changed(worker: Worker, old: WorkerState | None, new: WorkerState) -> None:
-    """A worker was registered (``old`` is None), changed its state, or is gone (``new`` is REMOVED). Plain observer."""
+    """A worker was registered (``old`` is None), changed its state, or is gone (``new`` is REMOVED). Plain observer.
+
+    Also when one is registered again: ``new`` is READY, ``old`` what it was, be it READY too.
+    """
 
 
 @hookspec

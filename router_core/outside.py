@@ -111,6 +111,7 @@ class OutsideHooks:
 TOP_LEVEL: dict[str, tuple[str, ...]] = {
     "engine_control": (
         "abort_request",
+        "abort_requests",
         "flush_cache",
         "pause_generation",
         "continue_generation",
@@ -119,6 +120,15 @@ TOP_LEVEL: dict[str, tuple[str, ...]] = {
         "pause",
         "resume",
         "reset_prefix_cache",
+        "reset_mm_cache",
+        "reset_encoder_cache",
+        "collective_rpc",
+        "load_lora_adapter",
+        "unload_lora_adapter",
+        "init_weight_transfer_engine",
+        "start_weight_update",
+        "update_weights",
+        "finish_weight_update",
         "update_weights_from_disk",
         "update_weights_from_tensor",
         "update_weights_from_distributed",
@@ -144,6 +154,8 @@ TOP_LEVEL: dict[str, tuple[str, ...]] = {
     "routed_experts": ("routed_experts",),
 }
 """Plugin -> the top-level path segments that are its own by design."""
+SHARED = ("v1",)
+"""First path segments that belong to the workers: of these a plugin gets the very paths of its routes and no others."""
 
 
 def path_of(route: BaseRoute) -> str:

@@ -16,13 +16,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from router_core.errors import ClientLeft, PluginError, Reject, WorkerFault
+from router_core.errors import AttemptWithdrawn, ClientLeft, PluginError, Reject, WorkerFault
 from router_core.hookspecs import CallNext
 from router_core.types import Answer, Attempt, Exchange, Identity, Outcome, Scores, Session, Worker
 
 log = logging.getLogger("router_core")
 
-PASSING = (Reject, ClientLeft, WorkerFault, PluginError)
+PASSING = (Reject, ClientLeft, AttemptWithdrawn, WorkerFault, PluginError)
 """What a hook may raise without being at fault."""
 FAULTS = (Exception, SystemExit, asyncio.CancelledError)
 """What costs a plugin its own exchange only; a cancellation only where nobody cancelled the exchange."""
@@ -97,13 +97,14 @@ class Plan:
 
     # ---------------------------------------------------------------------------------------------------- plain hooks
     def identify(self, exchange: Exchange) -> Identity | None:
+        known: Identity | None = None
         for plugin, call in self._identify:
             found = _guarded(plugin, "identify", call, exchange)
             if isinstance(found, Identity):
-                return found
-            if found is not None:
+                known = found if known is None else known.completed_by(found)
+            elif found is not None:
                 _refuse(plugin, "identify", f"answered {found!r}, not an Identity")
-        return None
+        return known
 
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> tuple[Sequence[Worker], dict[str, str]]:
         """What every filter leaves, and for each worker's url the plugin that left it out."""

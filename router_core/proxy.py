@@ -15,6 +15,7 @@ from router_core.delivery import Delivery, Send
 from router_core.errors import ClientLeft, Reject
 from router_core.failures import SHUTTING_DOWN, answer_for, outcome_of
 from router_core.headers import Headers, content_length, end_to_end, forwarded
+from router_core.holds import HoldQueue
 from router_core.plan import Plan
 from router_core.plans import Plans
 from router_core.pump import Pump, Receive
@@ -74,13 +75,14 @@ class Proxy:
         workers: WorkerTable,
         sessions: SessionTable,
         upstream: Upstream,
+        holds: HoldQueue,
         tasks: Tasks,
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._plans = plans
         self._sessions = sessions
-        self._attempts = Attempts(workers, upstream, clock)
+        self._attempts = Attempts(workers, upstream, holds, clock, hold_for_starting=settings.hold_for_starting_workers)
         self._tasks = tasks
         self._clock = clock
         self._prefix = uuid.uuid4().hex[:8]

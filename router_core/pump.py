@@ -131,6 +131,10 @@ class Pump:
             self._pieces.clear()
         return self._whole
 
+    @property
+    def is_streamed(self) -> bool:
+        return self._is_streaming
+
     async def read_all(self) -> bytes:
         """The body whole, kept for later calls. Raises ClientLeft, Reject."""
         if self._is_streaming:

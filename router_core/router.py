@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from typing import Any
 
 from router_core.clock import Clock
 from router_core.control import ControlClient
+from router_core.holds import HoldQueue
 from router_core.sessions import SessionTable
 from router_core.settings import RouterSettings
 from router_core.tasks import Tasks
-from router_core.types import Session, Worker
+from router_core.types import Exchange, Session, Worker
 from router_core.workers import WorkerTable
 
 
 class Router:
-    """Clock, background work, workers, sessions and control client of one process.
+    """Clock, background work, workers, sessions, held requests and control client of one process.
 
     Free attributes may be set on it, as SlimeRouter's middlewares do.
     """
@@ -29,16 +30,20 @@ class Router:
         tasks: Tasks,
         workers: WorkerTable,
         sessions: SessionTable,
+        holds: HoldQueue,
         control: ControlClient,
     ) -> None:
         self.settings = settings
         self.clock = clock
         self.workers = workers
         self.sessions = sessions
+        self.holds = holds
         self.control = control
         self.args = argparse.Namespace(**{**settings.model_dump(), **settings.args})
         """The settings as a namespace, with ``[router] args`` on top: slime's middlewares read it."""
         self._tasks = tasks
+        self.exchanges: Set[Exchange] = frozenset()
+        """The exchanges that run or wait at this moment; a live view."""
         self.find_tokenizer: Callable[[str | None], Any] = lambda name: None
         self.session_moved: Callable[[str, Worker, Worker], None] = lambda session_id, old, new: None
 

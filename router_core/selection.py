@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from router_core.errors import NoWorker
 from router_core.plan import Plan
-from router_core.types import Decision, Exchange, Scores, Worker
+from router_core.types import Decision, Exchange, Scores, Worker, WorkerState
 from router_core.workers import WorkerTable
 
 
-def select_worker(exchange: Exchange, plan: Plan, workers: WorkerTable) -> Worker:
-    """The worker for the next attempt; the decision is kept on the exchange. Raises NoWorker, PluginError."""
+def select_worker(exchange: Exchange, plan: Plan, workers: WorkerTable, *, hold_for_starting: bool = False) -> Worker:
+    """The worker for the next attempt; the decision is kept on the exchange. Raises NoWorker, PluginError.
+
+    ``hold_for_starting``: a worker that is starting is one to wait for.
+    """
+    exchange.left_out.clear()
     candidates: Sequence[Worker] = workers.ready()
     if exchange.excluded_workers:
         candidates = [worker for worker in candidates if worker not in exchange.excluded_workers]
@@ -23,10 +27,25 @@ def select_worker(exchange: Exchange, plan: Plan, workers: WorkerTable) -> Worke
     if candidates:
         scores = plan.score_workers(exchange, candidates)
         chosen = plan.pick_worker(exchange, candidates, scores) or _highest(candidates, scores)
+    out.update((worker.url, reason) for worker, (reason, _) in exchange.left_out.items() if worker.url in out)
     exchange.decision = Decision(candidates, scores, out, chosen)
     if chosen is None:
+        exchange.decision.waits_for = _out_for_now(exchange, workers, out, hold_for_starting)
         raise _nobody(exchange, workers, out)
     return chosen
+
+
+def _out_for_now(
+    exchange: Exchange, workers: WorkerTable, out: Mapping[str, str], hold_for_starting: bool
+) -> dict[Worker, str]:
+    waits_for = {
+        worker: reason for worker, (reason, for_now) in exchange.left_out.items() if for_now and worker.url in out
+    }
+    if hold_for_starting:
+        for worker in workers:
+            if worker.state is WorkerState.STARTING and worker not in exchange.excluded_workers:
+                waits_for[worker] = "starting"
+    return waits_for
 
 
 def _highest(candidates: Sequence[Worker], scores: Scores) -> Worker:

@@ -109,7 +109,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """The stages of an end: no new connection, the grace, the cut, and the application's own end."""
         proxy, grace_s = self._application.proxy, self._application.config.router.shutdown_grace_s
-        proxy.is_stopping = True
+        self._application.begin_stop()
         for server in self.servers:
             server.close()
         for listener in sockets or ():

@@ -104,6 +104,13 @@ class RouterSettings(Settings):
     shutdown_grace_s: float = Field(default=30.0, ge=0)
     """Seconds that running requests get to finish after SIGTERM."""
 
+    max_held_requests: int = Field(default=10_000, gt=0)
+    """Most requests that wait in the router at one time; one more is refused (503)."""
+    hold_timeout_s: float = Field(default=900.0, gt=0)
+    """Seconds that a request may wait in the router, all in all; then it is refused (503)."""
+    hold_for_starting_workers: bool = False
+    """Whether a request waits while no worker is ready and some are starting; else it is refused (503) at once."""
+
     max_workers: int = Field(default=4096, gt=0)
     """Most workers registered at one time."""
     drain_timeout_s: float = Field(default=600.0, gt=0)

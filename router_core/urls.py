@@ -51,6 +51,16 @@ def parse_worker_url(text: str) -> WorkerUrl:
     return WorkerUrl(f"{parts.scheme}://{address}{parts.path.rstrip('/')}", int(rank[1]) if rank else None)
 
 
+def rank_urls(url: str, dp_size: int) -> list[str]:
+    """The URLs of a server's data-parallel ranks, in the spelling of ``url``; of a single rank the URL itself.
+
+    Raises ValueError, also for a URL that names a rank.
+    """
+    if parse_worker_url(url).dp_rank is not None:
+        raise ValueError(f"{url!r} names one rank of a server: give no dp_size with it")
+    return [url] if dp_size == 1 else [f"{url.rstrip('/')}@{rank}" for rank in range(dp_size)]
+
+
 def _host(parts: SplitResult, text: str) -> str:
     host = parts.hostname
     if not host:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from router_core.clock import Clock
 from router_core.errors import Reject
 from router_core.types import Attempt, Worker, WorkerState
-from router_core.urls import parse_worker_url
+from router_core.urls import parse_worker_url, rank_urls
 
 Changed = Callable[[Worker, WorkerState | None, WorkerState], None]
 
@@ -17,13 +17,17 @@ Changed = Callable[[Worker, WorkerState | None, WorkerState], None]
 class WorkerTable:
     """All registered workers, in the order of registration.
 
-    ``on_change`` is called after every change of a worker's state.
+    ``on_change`` is called after every change of a worker's state and when one is registered again; ``on_room`` after
+    whatever may let a waiting request through.
     """
 
-    def __init__(self, clock: Clock, *, max_workers: int, on_change: Changed) -> None:
+    def __init__(
+        self, clock: Clock, *, max_workers: int, on_change: Changed, on_room: Callable[[], None] = lambda: None
+    ) -> None:
         self._clock = clock
         self._max_workers = max_workers
         self._on_change = on_change
+        self._on_room = on_room
         self._workers: dict[str, Worker] = {}
         self._generation = 0
         self._pick = 0
@@ -49,6 +53,21 @@ class WorkerTable:
         except ValueError:
             return None
 
+    def find(self, name: str, dp_rank: int | None = None) -> list[Worker]:
+        """The workers of a name: the one that `get` finds, or all data-parallel ranks of the server that it names.
+
+        With ``dp_rank`` the one of that rank.
+        """
+        worker = self.get(name)
+        if worker is not None and dp_rank in (None, worker.dp_rank):
+            return [worker]
+        try:
+            base_url = worker.base_url if worker is not None else parse_worker_url(name).base
+        except ValueError:
+            base_url = None
+        ranks = [o for o in self._workers.values() if o.base_id == name or o.base_url == base_url]
+        return ranks if dp_rank is None else [other for other in ranks if other.dp_rank == dp_rank]
+
     def is_current(self, worker: Worker, generation: int) -> bool:
         """Whether this is still the registered worker, and was not registered anew since ``generation``."""
         return self._workers.get(worker.key) is worker and worker.generation == generation
@@ -65,12 +84,12 @@ class WorkerTable:
             raise Reject(400, "bad_worker_url", str(error), "url") from None
         worker = self._workers.get(parsed.key)
         if worker is None and len(self._workers) >= self._max_workers:
-            raise Reject(503, "too_many_workers", f"{self._max_workers} workers are registered (router.max_workers)")
+            raise self._full()
         self._generation += 1
         if worker is None:
-            identity = "w-" + hashlib.sha256(parsed.key.encode()).hexdigest()[:12]
             worker = Worker(
-                id=identity,
+                id=_identity(parsed.key),
+                base_id=_identity(parsed.base),
                 url=url,
                 key=parsed.key,
                 base_url=parsed.base,
@@ -79,19 +98,58 @@ class WorkerTable:
             )
             worker.registered_at = self._clock.now()
             self._workers[parsed.key] = worker
-            _take(worker, fields)
+            self.update(worker, **fields)
             self._on_change(worker, None, worker.state)
         else:
             worker.generation = self._generation
-            _take(worker, fields)
+            worker.cache_epoch += 1
+            worker.weight_version = worker.pending_weight_version = None  # it may have been restarted
+            self.update(worker, **fields)
             if (idle := self._idle.pop(worker, None)) is not None:
                 idle.set()
-            self._to(worker, WorkerState.READY, None)
+            self._to(worker, WorkerState.READY, None, again=True)
+        self._on_room()
         return worker
+
+    def add_ranks(self, url: str, dp_size: int, **fields: object) -> list[Worker]:
+        """Registers a server by its data-parallel ranks 0 to ``dp_size - 1``, each a worker ``url@rank``.
+
+        What was registered of the same server before and is none of these is removed. Raises Reject as `add`.
+        """
+        try:
+            urls = rank_urls(url, dp_size)
+            base_url = parse_worker_url(url).base
+        except ValueError as error:
+            raise Reject(400, "bad_worker_url", str(error), "url") from None
+        before = [worker for worker in self._workers.values() if worker.base_url == base_url]
+        if len(self._workers) - len(before) + dp_size > self._max_workers:
+            raise self._full()
+        ranks = [None] if dp_size == 1 else list(range(dp_size))
+        for worker in before:
+            if worker.dp_rank not in ranks:
+                self.remove(worker)
+        return [self.add(rank_url, dp_size=dp_size, **fields) for rank_url in urls]
+
+    def _full(self) -> Reject:
+        return Reject(503, "too_many_workers", f"at most {self._max_workers} workers are kept (router.max_workers)")
 
     def update(self, worker: Worker, **fields: object) -> None:
         """Changes labels, version and the like; neither state nor generation."""
         _take(worker, fields)
+        if fields.get("weight_version") is not None:
+            worker.weight_version_at = self._clock.now()
+            if worker.pending_weight_version == worker.weight_version:
+                worker.pending_weight_version = None
+        self._on_room()
+
+    def set_stats(self, worker: Worker, stats: dict[str, float]) -> None:
+        """Replaces what was known of a worker's load."""
+        worker.stats, worker.stats_at = stats, self._clock.now()
+        self._on_room()
+
+    def forget_cache(self, worker: Worker) -> None:
+        """The worker's prefix cache is empty now (flushed, memory released): plugins that keep an index of it see."""
+        worker.cache_epoch += 1
 
     # ----------------------------------------------------------------------------------------------------- leaving
     def remove(self, worker: Worker) -> None:
@@ -126,6 +184,13 @@ class WorkerTable:
         return worker.inflight == 0
 
     # ------------------------------------------------------------------------------------------------- in and out
+    def await_start(self, worker: Worker, generation: int, reason: str) -> bool:
+        """A worker turned out not to be up yet: it gets no request until `restore`. False when it is out otherwise."""
+        if not self.is_current(worker, generation) or worker.state not in (WorkerState.READY, WorkerState.STARTING):
+            return False
+        self._to(worker, WorkerState.STARTING, reason)
+        return True
+
     def quarantine(self, worker: Worker, generation: int, reason: str) -> bool:
         """Takes a ready or starting worker out for a reason; False when that generation is over or it is out."""
         if not self.is_current(worker, generation) or worker.state not in (WorkerState.READY, WorkerState.STARTING):
@@ -143,10 +208,11 @@ class WorkerTable:
         self._to(worker, WorkerState.READY, None)
         return True
 
-    def _to(self, worker: Worker, state: WorkerState, reason: str | None) -> None:
+    def _to(self, worker: Worker, state: WorkerState, reason: str | None, *, again: bool = False) -> None:
         old, worker.state, worker.reason = worker.state, state, reason
-        if old is not state:
+        if old is not state or again:
             self._on_change(worker, old, state)
+            self._on_room()
 
     # --------------------------------------------------------------------------------------------------- counting
     def count(self, attempt: Attempt) -> None:
@@ -159,16 +225,32 @@ class WorkerTable:
         """The attempt's last byte has passed, or it failed. The caller sees to it that this happens once."""
         worker = attempt.worker
         worker.inflight -= 1
+        self._on_room()
         if worker.inflight == 0 and (idle := self._idle.get(worker)) is not None:
             idle.set()
 
 
-_FIELDS = ("weight_version", "worker_type", "labels", "priority", "api_key")
+_FIELDS = (
+    "weight_version",
+    "pending_weight_version",
+    "worker_type",
+    "labels",
+    "priority",
+    "api_key",
+    "dp_size",
+)
+
+
+def _identity(key: str) -> str:
+    """A worker's id, the same on every router that knows the URL."""
+    return "w-" + hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
 def _take(worker: Worker, fields: Mapping[str, object]) -> None:
     for name, value in fields.items():
         if name not in _FIELDS:
             raise TypeError(f"a worker has no field {name!r}")
+        if name == "weight_version" and value not in (None, worker.weight_version):
+            worker.cache_epoch += 1
         if value is not None:
             setattr(worker, name, value)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
 from router_core import (
     Attempt,
-    ControlAnswer,
     Exchange,
-    OutcomeKind,
     PluginSettings,
     Router,
     StateKey,
     Worker,
-    WorkerProtocolError,
+    WorkerFault,
     WorkerState,
     WorkerUnreachable,
     hookimpl,
 )
-from router_health.record import HealthRecord
+from router_health.probe import Prober
+from router_health.record import Limits, Sign
+from router_health.watch import Watch
 
-RECORD = StateKey[HealthRecord]("health record")
+LEARNT = StateKey[int]("attempts that health knows of")
+COUNTS = ("probes", "failed_probes", "ejections", "returns", "kept_in")
 
 
 class Health:
@@ -30,94 +33,107 @@ class Health:
 
     class Settings(PluginSettings):
         interval_s: float = Field(default=2.0, gt=0)
-        """Seconds between two probes of a worker."""
-        timeout_s: float = Field(default=20.0, gt=0)
-        """Seconds a probe may take (SGLang's ``/health`` generates a token)."""
+        """Seconds between the end of one probe of a worker and the next."""
+        timeout_s: float = Field(default=10.0, gt=0)
+        """Seconds a probe may take; below 5 a busy SGLang looks dead."""
+        first_timeout_s: float = Field(default=20.0, gt=0)
+        """Seconds a probe may take until the worker has answered for the first time."""
+        starting_timeout_s: float = Field(default=1800.0, gt=0)
+        """Seconds a worker that was never up may be starting before it counts as failed."""
         max_failures: int = Field(default=3, ge=1)
-        """Consecutive failures after which a worker is out."""
+        """Consecutive failures of probes, or of requests, after which a worker is out."""
         max_interval_s: float = Field(default=30.0, gt=0)
         """Longest pause in seconds between two probes of a worker that is out."""
-        path: str = Field(default="/health", pattern=r"^/")
-        """What a probe asks for; 2xx is healthy."""
+        trial_requests: int = Field(default=4, ge=1)
+        """Most new requests in flight at a worker that came back, until one shows that it serves."""
+        max_out_share: float = Field(default=0.5, ge=0, le=1)
+        """Share of the workers that may be out although they take connections; the last one never is."""
+        path: str = Field(default="auto", pattern=r"^(auto$|/)")
+        """What a probe asks for; ``auto``: ``/health``, or ``/ready`` where ``/health`` is slow and ``/ready`` is."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._router: Router | None = None
+        self._watch: Watch | None = None
 
     @hookimpl
     async def startup(self, router: Router) -> None:
-        self._router = router
+        settings = self._settings
+        self._watch = Watch(
+            router,
+            Prober(router.control, router.clock, settings.path),
+            Limits(
+                max_failures=settings.max_failures,
+                starting_timeout_s=settings.starting_timeout_s,
+                interval_s=settings.interval_s,
+                max_interval_s=settings.max_interval_s,
+            ),
+            timeout_s=settings.timeout_s,
+            first_timeout_s=settings.first_timeout_s,
+            trial_requests=settings.trial_requests,
+            max_out_share=settings.max_out_share,
+        )
         for worker in router.workers:
-            self._watch(router, worker)
+            self._watch.begin(worker)
 
     @hookimpl
-    def worker_changed(self, worker: Worker, old: WorkerState | None) -> None:
-        if old is None and self._router is not None:
-            self._watch(self._router, worker)
+    def worker_changed(self, worker: Worker, new: WorkerState) -> None:
+        if self._watch is None:
+            return
+        if new is WorkerState.REMOVED:
+            self._watch.forget(worker)
+        elif self._watch.is_new(worker):
+            self._watch.begin(worker)
+
+    @hookimpl
+    def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Sequence[Worker] | None:
+        watch = self._watch
+        if watch is None:
+            return None
+        if exchange.attempts:  # what its earlier attempts showed holds for this choice already
+            self._learn(exchange, watch)
+            workers = [worker for worker in workers if worker.is_ready]
+        elif not watch.has_trials:
+            return None
+        return [worker for worker in workers if watch.has_room(worker)] or workers
 
     @hookimpl
     def response_end(self, exchange: Exchange) -> None:
-        for attempt in exchange.attempts:
-            self._learn(attempt)
+        if self._watch is not None:
+            self._learn(exchange, self._watch)
 
-    # ------------------------------------------------------------------------------------------------------- traffic
-    def _learn(self, attempt: Attempt) -> None:
-        worker, error = attempt.worker, attempt.error
-        record = self._record(worker)
-        if self._router is None or attempt.generation != record.generation:
-            return
-        if isinstance(error, WorkerUnreachable) and error.refused:
-            self._out(worker, record, str(error))
-        elif attempt.outcome is not None and (
-            attempt.outcome.kind is OutcomeKind.WORKER_LOST or isinstance(error, WorkerProtocolError)
-        ):
-            self._fail(worker, record, str(error))
-        elif attempt.first_byte_at is not None:
-            record.succeed()
+    @hookimpl
+    def metrics(self) -> str:
+        counts = self._watch.counts if self._watch is not None else {}
+        return "".join(
+            f"# TYPE router_health_{name}_total counter\nrouter_health_{name}_total {counts.get(name, 0)}\n"
+            for name in COUNTS
+        )
 
-    # -------------------------------------------------------------------------------------------------------- probes
-    def _watch(self, router: Router, worker: Worker) -> None:
-        worker.state_of[RECORD] = HealthRecord(worker.generation)
-        router.spawn(self._probe_forever(router, worker), name=f"health probes of {worker.url}")
+    @staticmethod
+    def _learn(exchange: Exchange, watch: Watch) -> None:
+        known = exchange.state.get(LEARNT, 0)
+        for attempt in exchange.attempts[known:]:
+            if attempt.outcome is None:
+                break
+            known += 1
+            if (sign := sign_of(attempt)) is not None:
+                reason = f"a request was answered {attempt.status}" if attempt.error is None else str(attempt.error)
+                watch.learn(attempt.worker, attempt.generation, sign, reason, attempt.ended_at or 0.0)
+        if known:
+            exchange.state[LEARNT] = known
 
-    async def _probe_forever(self, router: Router, worker: Worker) -> None:
-        settings = self._settings
-        while True:
-            record = self._record(worker)
-            is_out = worker.state is WorkerState.QUARANTINED
-            await router.clock.sleep(
-                record.pause_s(settings.interval_s, settings.max_interval_s) if is_out else settings.interval_s
-            )
-            if worker.is_gone:
-                return
-            generation, since = worker.generation, router.clock.now()
-            answer = await router.control.call(worker, "GET", settings.path, timeout_s=settings.timeout_s)
-            if worker.generation == generation:
-                self._judge(worker, self._record(worker), answer, since)
 
-    def _judge(self, worker: Worker, record: HealthRecord, answer: ControlAnswer, since: float) -> None:
-        if answer.is_ok:
-            record.succeed()
-            if self._router is not None:
-                self._router.workers.restore(worker, record.generation)
-        elif worker.state is WorkerState.QUARANTINED:
-            record.vain_probes += 1
-        elif answer.refused:
-            self._out(worker, record, f"{worker.base_url}: {answer.error}")
-        elif worker.last_byte_at < since:
-            self._fail(worker, record, answer.error or f"{self._settings.path} answered {answer.status}")
+def sign_of(attempt: Attempt) -> Sign | None:
+    """What an attempt that has ended showed of its worker; None where it says nothing, as when the client left early.
 
-    def _record(self, worker: Worker) -> HealthRecord:
-        record = worker.state_of.get(RECORD)
-        if record is None:
-            record = worker.state_of[RECORD] = HealthRecord(worker.generation)
-        record.renew(worker.generation)
-        return record
-
-    def _fail(self, worker: Worker, record: HealthRecord, reason: str) -> None:
-        if record.fail(self._settings.max_failures):
-            self._out(worker, record, f"{record.failures} failures, the last: {reason}")
-
-    def _out(self, worker: Worker, record: HealthRecord, reason: str) -> None:
-        if self._router is not None:
-            self._router.workers.quarantine(worker, record.generation, reason)
+    4xx is the client's own doing, 429 and 503 are back-pressure, and 501 says what a server cannot do.
+    """
+    if isinstance(attempt.error, WorkerUnreachable) and attempt.error.refused:
+        return Sign.REFUSED
+    if isinstance(attempt.error, WorkerFault):
+        return Sign.FAILED
+    if attempt.status is None:
+        return None
+    if attempt.status in (429, 503):
+        return Sign.BUSY
+    return Sign.FAILED if attempt.status >= 500 and attempt.status != 501 else Sign.ANSWERED

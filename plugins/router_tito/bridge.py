@@ -10,14 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import groupby, takewhile
-from typing import Any
 
 from .errors import RenderError
 from .node import SCAFFOLD, Message, RenderContext
 from .packed import Ids
-from .template import ChatTemplate
+from .template import ChatTemplate, context_key, make_room
 from .tokenizer import Tokenizer
 
 SENTINEL = "sentinel-of-the-bridge-9b1f27"
@@ -39,8 +37,6 @@ class Tail:
 
 class Bridge:
     """Renders tails behind a sentinel, and knows for which sequences of roles that is exact."""
-
-    _MAX_KNOWN = 256
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
@@ -66,7 +62,7 @@ class Bridge:
         pattern = collapse(roles)
         place = (pattern, context_key(context))
         if place not in self._faults:
-            self._make_room(self._faults)
+            make_room(self._faults)
             self._faults[place] = self._try_out(pattern, context)
         return self._faults[place]
 
@@ -74,7 +70,7 @@ class Bridge:
         """Text the template puts before an answer; remembered."""
         key = context_key(context)
         if key not in self._prompts:
-            self._make_room(self._prompts)
+            make_room(self._prompts)
             probe: list[Message] = [{"role": "user", "content": "probe question"}]
             whole = self._template.render(probe, context, generation_prompt=True)
             without = self._template.render(probe, context, generation_prompt=False)
@@ -91,7 +87,6 @@ class Bridge:
         return text.partition(SENTINEL)[2]
 
     def _label(self, messages: Sequence[Message], text: str, context: RenderContext) -> Tail:
-        ids = self._tokenizer.encode_batch([text])[0]
         cuts: dict[int, int] = {}
         for index in range(len(messages)):
             try:
@@ -100,11 +95,10 @@ class Bridge:
                 continue
             if part and text.startswith(part):
                 cuts[index] = len(part)
-        return Tail(array("i", ids), label_tokens(self._tokenizer, text, ids, cuts, len(messages)))
-
-    def _make_room(self, known: dict[Any, str]) -> None:
-        if len(known) >= self._MAX_KNOWN:
-            known.clear()
+        segments = Segments.cut(text, cuts, len(messages))
+        whole, *parts = self._tokenizer.encode_batch([text, *segments.texts])
+        ids = array("i", whole)
+        return Tail(ids, segments.label(ids, parts))
 
     def _try_out(self, pattern: tuple[str, ...], context: RenderContext) -> str:
         """Render a fixed conversation whole and by the bridge, in its first tool cycle and in a later one."""
@@ -136,39 +130,49 @@ def collapse(roles: Sequence[str]) -> tuple[str, ...]:
     return tuple(role for role, run in groupby(roles) for _ in range(min(2, len(list(run)))))
 
 
-def label_tokens(
-    tokenizer: Tokenizer, text: str, ids: Sequence[int], cuts: Mapping[int, int], count: int, first: int = 0
-) -> Ids:
-    """Which of ``count`` messages each of ``ids``, the ids of ``text``, belongs to.
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """A rendered text cut where its messages end. ``texts`` are to be encoded alone, ``owners`` say whose each is."""
 
-    ``cuts[i]`` is where message i ends in the text. One without a cut shares the tokens of the next that has one, all
-    labelled with the first of them; behind the last cut is the generation prompt. Messages before ``first`` are not
-    told apart. The segments are encoded alone and compared with the ids from the end backwards: where they differ, a
-    token lies across the cut and belongs to neither side, and what is before it gets one label.
-    """
-    start = cuts.get(first - 1, 0)
-    segments: list[str] = []
-    owners: list[int] = []
-    owner = first
-    for index in range(first, count):
-        cut = cuts.get(index, -1)
-        if cut >= start:
-            segments.append(text[start:cut])
-            owners.append(owner)
-            start, owner = cut, index + 1
-    segments.append(text[start:])
-    owners.append(owner if owner < count else SCAFFOLD)
-    labels: list[tuple[int, int]] = []
-    end = len(ids)
-    for part, label in zip(reversed(tokenizer.encode_batch(segments)), reversed(owners), strict=True):
-        if len(part) > end or list(ids[end - len(part) : end]) != part:
-            break
-        labels.append((label, len(part)))
-        end -= len(part)
-    indices: Ids = array("i", [owners[0]]) * end
-    for label, length in reversed(labels):
-        indices.extend(array("i", [label]) * length)
-    return indices
+    texts: list[str]
+    owners: list[int]
+
+    @classmethod
+    def cut(cls, text: str, cuts: Mapping[int, int], count: int, first: int = 0) -> Segments:
+        """``cuts[i]`` is where message i of ``count`` ends in ``text``.
+
+        One without a cut shares the text of the next that has one, owned by the first of them; behind the last cut is
+        the generation prompt. Messages before ``first`` are not told apart.
+        """
+        start = cuts.get(first - 1, 0)
+        texts: list[str] = []
+        owners: list[int] = []
+        owner = first
+        for index in range(first, count):
+            end = cuts.get(index, -1)
+            if end >= start:
+                texts.append(text[start:end])
+                owners.append(owner)
+                start, owner = end, index + 1
+        return cls([*texts, text[start:]], [*owners, owner if owner < count else SCAFFOLD])
+
+    def label(self, ids: Ids, parts: Sequence[Sequence[int]]) -> Ids:
+        """The owner of each of ``ids``, the ids of the whole text, given those of each segment.
+
+        They are compared from the end backwards: where they differ, a token lies across the cut and belongs to neither
+        side, and all that is before it gets the first label.
+        """
+        labels: list[tuple[int, int]] = []
+        end = len(ids)
+        for part, owner in zip(reversed(parts), reversed(self.owners), strict=True):
+            if len(part) > end or ids[end - len(part) : end] != array("i", part):
+                break
+            labels.append((owner, len(part)))
+            end -= len(part)
+        indices: Ids = array("i", self.owners[:1]) * end
+        for owner, length in reversed(labels):
+            indices += array("i", [owner]) * length
+        return indices
 
 
 def _probe_tail(pattern: Sequence[str]) -> list[Message]:
@@ -202,9 +206,3 @@ def _probe_answer(calls: int) -> Message:
         for index in range(calls)
     ]
     return {"role": "assistant", "content": "", "tool_calls": tool_calls}
-
-
-def context_key(context: RenderContext) -> bytes:
-    """Key of a render context by its exact text, key order included: a template sees the order."""
-    text = repr((context.tools, sorted(context.template_kwargs.items())))
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

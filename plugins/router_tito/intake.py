@@ -121,15 +121,24 @@ def build_nodes(
     for index, end in zip(range(first, count), ends, strict=True):
         builder.add(turn.messages[index], turn.keys[index], prompt[start:end], sampled_start=end - start)
         start = end
-    message = {**deepcopy(dict(result.message)), "role": result.message.get("role", "assistant")}
-    if message["role"] != "assistant":
-        raise MessageError(f"an answer's role is {message['role']!r}, not 'assistant'")
+    message, key = _read_answer(matcher, result)
     head = prompt[start:]
-    leaf = builder.add(message, matcher.key(message), head + completion, sampled_start=len(head))
+    leaf = builder.add(message, key, head + completion, sampled_start=len(head))
     leaf.anchor_id = leaf.node_id
     leaf.logprobs = logprobs
     leaf.turn = _facts(graph, turn, result, request, reused)
     return builder.nodes
+
+
+def _read_answer(matcher: Matcher, result: ModelTurnResult) -> tuple[Message, MessageKey]:
+    """A copy of the answer's message, and its key."""
+    try:
+        message = {**deepcopy(dict(result.message)), "role": result.message.get("role", "assistant")}
+        if message["role"] != "assistant":
+            raise MessageError(f"an answer's role is {message['role']!r}, not 'assistant'")
+        return message, matcher.key(message)
+    except MessageError as error:
+        raise TurnRefusedError("bad_message", f"the answer's message cannot be read: {error}") from error
 
 
 def _check_reuse(graph: MessageGraph, turn: PendingTurn, claimed: int, reused: int, prompt: Ids) -> None:

@@ -13,11 +13,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from .bridge import Bridge, NoBridgeError, label_tokens
+from .bridge import Bridge, NoBridgeError, Segments
 from .errors import RenderError, UnrenderableError
 from .node import How, Message, RenderContext
 from .packed import Ids
-from .template import ChatTemplate, check_nothing_lost
+from .template import ChatTemplate
 from .tokenizer import Tokenizer
 from .turn import PendingTurn
 
@@ -79,7 +79,7 @@ class Renderer:
         first = turn.graph.nodes[anchor_node].depth
         indices: Ids = array("i")
         for index, node_id in enumerate(turn.graph.path(anchor_node)):
-            indices.extend([index] * len(turn.graph.nodes[node_id].token_ids))
+            indices += array("i", [index]) * len(turn.graph.nodes[node_id].token_ids)
         indices.extend(index + first if index >= 0 else index for index in bridged.message_indices)
         path = turn.exact_path(bridged.ids)
         return RenderedPrompt(bridged.ids, indices, turn.graph.nodes[path[-1]].end, "bridge", anchor_node)
@@ -133,11 +133,11 @@ class Renderer:
 
     def _encode(self, messages: Sequence[Message], context: RenderContext) -> tuple[str, Ids]:
         text = self.template.render(messages, context, generation_prompt=True)
-        check_nothing_lost(messages, text)
+        self.template.check_nothing_lost(messages, text, context)
         return text, array("i", self._tokenizer.encode_batch([text])[0])
 
     def _label(self, messages: Sequence[Message], text: str, ids: Ids, context: RenderContext, first: int) -> Ids:
-        """Owners of the tokens, from message ``first`` on, by rendering fewer messages: each is a beginning of it all."""
+        """Owners of the tokens from message ``first`` on: fewer messages, rendered, are a beginning of them all."""
         cuts: dict[int, int] = {}
         for index in range(max(first - 1, len(messages) - self._labelled_messages, 0), len(messages)):
             try:
@@ -146,7 +146,8 @@ class Renderer:
                 continue
             if part and text.startswith(part):
                 cuts[index] = len(part)
-        return label_tokens(self._tokenizer, text, ids, cuts, len(messages), first)
+        segments = Segments.cut(text, cuts, len(messages), first)
+        return segments.label(ids, self._tokenizer.encode_batch(segments.texts))
 
     def _is_cut_in_thinking(self, completion_ids: Ids, context: RenderContext) -> bool:
         """Whether the answer ended inside a thought that it or its generation prompt opened."""

@@ -55,25 +55,14 @@ def self_test(renderer: Renderer, context: RenderContext = NO_CONTEXT) -> SelfTe
         generation_prompt = f"refused: {error}"
     return SelfTestReport(
         bridges={"+".join(roles): renderer.bridges.fault(roles, context) for roles in TAILS},
-        lost_roles=[role for role in ("system", "user", "assistant", "tool") if _is_lost(renderer, context, role)],
+        lost_roles=[
+            role for role in ("system", "user", "assistant", "tool") if renderer.template.role_fault(role, context)
+        ],
         arguments=shape.arguments,
         renders_tool_calls=shape.renders_tool_calls,
         keeps_thinking=_keeps_thinking(renderer, context),
         generation_prompt=generation_prompt,
     )
-
-
-def _is_lost(renderer: Renderer, context: RenderContext, role: str) -> bool:
-    marked: Message = {"role": role, "content": "probe of a role"}
-    user: Message = {"role": "user", "content": "probe question"}
-    answer: Message = {"role": "assistant", "content": "probe answer"}
-    before = {"system": [], "user": [], "assistant": [user], "tool": [user, answer]}[role]
-    after = {"system": [user], "assistant": [user]}.get(role, [])
-    try:
-        text = renderer.template.render([*before, marked, *after], context, generation_prompt=True)
-    except RenderError:
-        return True
-    return "probe of a role" not in text
 
 
 def _keeps_thinking(renderer: Renderer, context: RenderContext) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
 
 from .canonical import join_parts
@@ -19,6 +20,14 @@ ARGUMENT_FORMS: tuple[ArgumentForm, ...] = ("text", "object")
 
 _PROBE_NAME = "probe_fn"
 _PROBE_ARGUMENTS = '{"probe_key": "probe value"}'
+_PROBE_CALL = {
+    "type": "function",
+    "id": "call00001",
+    "function": {"name": _PROBE_NAME, "arguments": _PROBE_ARGUMENTS},
+}
+
+REFUSED = "refused"
+LEFT_OUT = "left_out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._role_faults: dict[tuple[str, bytes], str] = {}
         self.shape = TemplateShape()
         self.shape = self._find_shape()
 
@@ -74,6 +84,41 @@ class ChatTemplate:
             shaped["content"] = shaped["content"] or self.shape.empty_content
         return shaped
 
+    def check_nothing_lost(self, messages: Sequence[Message], text: str, context: RenderContext) -> None:
+        """``TemplateRefusedError`` naming a role whose messages are not in ``text``, the rendering of ``messages``.
+
+        A template skips a role it has no case for as easily as it refuses it, and then a whole message is gone.
+        """
+        roles = {message["role"] for message in messages}
+        lost = [role for role in roles & KNOWN_ROLES if self.role_fault(role, context) == LEFT_OUT]
+        own = [message for message in messages if message["role"] not in KNOWN_ROLES]
+        lost += [message["role"] for message in own if text_content(message).strip() not in text]
+        if lost:
+            raise TemplateRefusedError(f"the chat template leaves out messages of the role {sorted(lost)[0]!r}")
+
+    def role_fault(self, role: str, context: RenderContext) -> str:
+        """``REFUSED`` or ``LEFT_OUT`` if a message of this role does not get into the text, else ""; remembered."""
+        place = (role, context_key(context))
+        if place not in self._role_faults:
+            make_room(self._role_faults)
+            self._role_faults[place] = self._try_role(role, context)
+        return self._role_faults[place]
+
+    def _try_role(self, role: str, context: RenderContext) -> str:
+        asked: Message = {"role": "user", "content": "probe question"}
+        before = [asked] if role in ("assistant", "tool") else []
+        after = [asked] if role in ("assistant", "system") else []
+        if role == "tool":
+            before = [asked, {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}]
+        marked = {"role": role, "content": "probe of a role", "tool_call_id": _PROBE_CALL["id"], "name": _PROBE_NAME}
+        if role != "tool":
+            marked = {"role": role, "content": "probe of a role"}
+        try:
+            text = self.render([*before, marked, *after], context, generation_prompt=True)
+        except TemplateRefusedError:
+            return REFUSED
+        return "" if "probe of a role" in text else LEFT_OUT
+
     def _shape_call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
         function = call.get("function")
         if not isinstance(function, Mapping):
@@ -89,10 +134,9 @@ class ChatTemplate:
         return {**call, "function": {**function, "arguments": arguments}}
 
     def _find_shape(self) -> TemplateShape:
-        call = {"type": "function", "id": "call00001", "function": {"name": _PROBE_NAME, "arguments": _PROBE_ARGUMENTS}}
         messages: list[Message] = [
             {"role": "user", "content": "probe question"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]},
             {"role": "tool", "content": "probe result", "tool_call_id": "call00001", "name": _PROBE_NAME},
         ]
         shapes = [TemplateShape(arguments, empty) for arguments in ARGUMENT_FORMS for empty in ("", None)]
@@ -107,6 +151,18 @@ class ChatTemplate:
         return TemplateShape(renders_tool_calls=False)
 
 
+def context_key(context: RenderContext) -> bytes:
+    """Key of a render context by its exact text, key order included: a template sees the order."""
+    text = repr((context.tools, sorted(context.template_kwargs.items())))
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def make_room(known: dict[Any, str]) -> None:
+    """Empty a memory of things tried out once it has grown past any honest use."""
+    if len(known) >= 256:
+        known.clear()
+
+
 def text_content(message: Message) -> str:
     """Content of a message as text, "" for none; ``UnrenderableError`` if it holds anything else."""
     content = message.get("content")
@@ -116,14 +172,3 @@ def text_content(message: Message) -> str:
     if joined is None:
         raise UnrenderableError(f"a {message.get('role')} message has content that is not text")
     return joined
-
-
-def check_nothing_lost(messages: Sequence[Message], text: str) -> None:
-    """``TemplateRefusedError`` naming a role of the client's own invention that the template left out.
-
-    A template skips a role it does not know as easily as it refuses it; both lose the message.
-    """
-    for message in messages:
-        role = message["role"]
-        if role not in KNOWN_ROLES and text_content(message).strip() not in text:
-            raise TemplateRefusedError(f"the chat template leaves out messages of the role {role!r}")

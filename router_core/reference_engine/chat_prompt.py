@@ -27,11 +27,18 @@ def render_messages(body: fields.Fields, dialect: Dialect) -> str:
             raise InvalidFieldError(
                 "continue_final_message", "continue_final_message needs a last message of the assistant."
             )
-        opened = render_chat(messages[:-1], tools) if messages[:-1] else "<|im_start|>assistant\n"
-        last: str = messages[-1]["content"]
-        return opened + last
+        return _open_ended(messages, tools, dialect)
     wants_prompt = fields.flag(body, "add_generation_prompt", True)
     return render_chat(messages, tools, add_generation_prompt=wants_prompt, is_thinking=is_thinking(body))
+
+
+def _open_ended(messages: list[dict[str, Any]], tools: list[fields.Fields], dialect: Dialect) -> str:
+    """Return the prompt text that ends inside the last message; only vLLM renders that one as the template would."""
+    last: str = messages[-1]["content"]
+    if dialect == "sglang":
+        return (render_chat(messages[:-1], tools) if messages[:-1] else "<|im_start|>assistant\n") + last
+    rendered = render_chat(messages, tools, add_generation_prompt=False)
+    return rendered[: rendered.rindex(last.strip()) + len(last.strip())]
 
 
 def prompt_ids(body: fields.Fields, tokenizer: Tokenizer, vocabulary_size: int, dialect: Dialect) -> list[int]:

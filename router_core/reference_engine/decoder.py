@@ -90,12 +90,14 @@ class Decoder:
             generation.finish({"type": "length", "length": 0})
             return
         number = len(generation.output_ids)
+        raw = log_softmax(logits)
+        logprobs = raw
         if number < sampling.min_new_tokens:
             logits = logits.copy()
             logits[[*sampling.stop_token_ids, self._eos_id]] = -np.inf
-        raw = log_softmax(logits)
-        is_plain = sampling.is_greedy or sampling.temperature == 1.0
-        logprobs = raw if is_plain else log_softmax(logits / np.float32(sampling.temperature))
+            logprobs = log_softmax(logits)
+        if not sampling.is_greedy and sampling.temperature != 1.0:
+            logprobs = log_softmax(logits / np.float32(sampling.temperature))
         script = generation.request.script
         if script is not None and number < len(script):
             token_id = script[number]

@@ -5,12 +5,12 @@ The loop owns all state; nothing here is touched from another thread.
 
 import asyncio
 import logging
-import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal, get_args
 
+from router_core.reference_engine.admission import Admission
 from router_core.reference_engine.decoder import Decoder
 from router_core.reference_engine.errors import RequestError
 from router_core.reference_engine.generation import FinishReason, Generation, GenerationRequest
@@ -51,7 +51,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._has_drained = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._request_number = 0
+        self._admission = Admission(options)
         self._is_closed = False
 
     async def start(self) -> None:
@@ -85,23 +85,16 @@ class Engine:
         """Queue requests; if one of them can never be served, none is queued: RequestError."""
         if self._is_closed:
             raise RequestError("The engine is shutting down.", 503)
+        taken = {generation.request.rid for generation in self.unfinished()}
         for request in requests:
-            self._check(request)
-        return [self._queue(request) for request in requests]
-
-    def _queue(self, request: GenerationRequest) -> Generation:
-        seed, most = request.sampling.sampling_seed, request.sampling.max_new_tokens
-        generation = Generation(
-            request,
-            self._next_seed() if seed is None else seed,
-            self.options.context_length - len(request.prompt_ids) if most is None else most,
-            self.model.new_cache(),
-            self.tokenizer,
-        )
-        generation.due_at = asyncio.get_running_loop().time() + self.options.step_delay_s
-        self._waiting.append(generation)
+            self._admission.check(request, self.model.config.vocab_size, taken)
+            taken.add(request.rid)
+        generations = [self._admission.admit(request, self.model, self.tokenizer) for request in requests]
+        for generation in generations:
+            generation.due_at = asyncio.get_running_loop().time() + self.options.step_delay_s
+        self._waiting.extend(generations)
         self._wake.set()
-        return generation
+        return generations
 
     def abort(self, generation: Generation, message: str = "Aborted", status: int | None = None) -> None:
         """End one request with the tokens it has."""
@@ -110,25 +103,26 @@ class Engine:
 
     def abort_matching(self, rid: str) -> None:
         """Abort the requests whose rid begins with ``rid``, as SGLang does; an unknown one is no error."""
-        for generation in self._unfinished():
+        for generation in self.unfinished():
             if generation.request.rid.startswith(rid):
                 self.abort(generation)
 
     def abort_ids(self, rids: Collection[str]) -> int:
         """Abort the requests with one of these rids, or that are siblings made of one; return how many."""
-        found = [item for item in self._unfinished() if item.request.rid in rids or item.request.group in rids]
+        found = [item for item in self.unfinished() if item.request.rid in rids or item.request.group in rids]
         for generation in found:
             self.abort(generation)
         return len(found)
 
     def abort_all(self) -> int:
         """Abort every request; return how many."""
-        found = self._unfinished()
+        found = self.unfinished()
         for generation in found:
             self.abort(generation)
         return len(found)
 
-    def _unfinished(self) -> list[Generation]:
+    def unfinished(self) -> list[Generation]:
+        """Return the requests that run or wait."""
         return [item for item in [*self._running, *self._waiting] if not item.is_finished]
 
     async def drain(self) -> None:
@@ -185,33 +179,6 @@ class Engine:
         finally:
             self._is_draining = False
             self._wake.set()
-
-    def _check(self, request: GenerationRequest) -> None:
-        prompt_tokens, limit = len(request.prompt_ids), self.options.context_length
-        if not request.prompt_ids:
-            raise RequestError("input_ids cannot be empty.")
-        if prompt_tokens >= limit:
-            raise RequestError(
-                f"The input ({prompt_tokens} tokens) is longer than the model's context length ({limit} tokens)."
-            )
-        wanted = request.sampling.max_new_tokens or 0
-        if prompt_tokens + wanted > limit:
-            raise RequestError(
-                f"Requested token count exceeds the model's maximum context length of {limit} tokens. "
-                f"You requested a total of {prompt_tokens + wanted} tokens: {prompt_tokens} tokens from the input "
-                f"messages and {wanted} tokens for the completion. Please reduce the number of tokens in the input "
-                "messages or the completion to fit within the limit."
-            )
-        if any(
-            known.request.rid == request.rid and not known.is_finished for known in [*self._running, *self._waiting]
-        ):
-            raise RequestError(f"Duplicate request ID detected: {request.rid}")
-
-    def _next_seed(self) -> int:
-        self._request_number += 1
-        if self.options.seed is None:
-            return secrets.randbits(63)
-        return (self.options.seed * 1_000_003 + self._request_number) & (2**63 - 1)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

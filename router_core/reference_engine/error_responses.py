@@ -26,7 +26,7 @@ async def sglang_error(request: Request, error: Exception) -> Response:
 async def vllm_error(request: Request, error: Exception) -> Response:
     """Return vLLM's JSON."""
     assert isinstance(error, RequestError)
-    kind = _TYPES.get(error.status, "BadRequestError")
+    kind = "Bad Request" if isinstance(error, WrongTypeError) else _TYPES.get(error.status, "BadRequestError")
     told = {"message": error.message, "type": kind, "param": error.field, "code": error.status}
     return json_response({"error": told}, error.status)
 

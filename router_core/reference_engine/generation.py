@@ -13,6 +13,8 @@ from router_core.reference_engine.options import Dialect
 from router_core.reference_engine.sampling import SamplingParams
 from router_core.reference_engine.tokenizer import TextStream, Tokenizer
 
+_NO_CHARACTER = "\ufffd"
+
 FinishReason = dict[str, Any]
 """As SGLang writes it: ``type`` is stop, length or abort."""
 
@@ -47,7 +49,8 @@ class GenerationRequest:
     """The prompt position from which logprobs of the prompt are wanted; its own entry has none."""
     top_logprobs: int = 0
     dialect: Dialect = "sglang"
-    """vllm: logprobs are those before temperature, a stop id is part of the text, ignore_eos leaves stop ids alone."""
+    """vllm: logprobs are those before temperature, ignore_eos leaves stop ids alone, and the text ends before bytes
+    that are no character."""
     script: list[int] | None = None
     """These ids are the answer, as far as they go; their logprobs and experts are the model's."""
 
@@ -151,12 +154,17 @@ class Generation:
         sampling = self.request.sampling
         if isinstance(matched, str):
             return self.text[: self.text.find(matched) + (len(matched) if sampling.no_stop_trim else 0)]
-        if matched is not None and self.request.dialect == "sglang" and not sampling.no_stop_trim:
+        if matched is not None and not sampling.no_stop_trim:
             return self._tokenizer.decode(self.output_ids[:-1], sampling.skip_special_tokens)
         return self.text
 
     def _show(self) -> None:
-        self.shown_tokens, self.shown_characters = len(self.output_ids), len(self.text)
+        """Let readers see all but bytes at the end that may still become a character."""
+        is_whole = self.is_finished and self.request.dialect == "sglang"
+        shown = self.text if is_whole else self.text.rstrip(_NO_CHARACTER)
+        if self.is_finished:
+            self.text = shown
+        self.shown_tokens, self.shown_characters = len(self.output_ids), len(shown)
         self._has_news.set()
 
     def _may_be_stopping(self) -> bool:

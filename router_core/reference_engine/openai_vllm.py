@@ -107,6 +107,7 @@ class VllmOpenAi:
         if call.wants_usage:
             usage = self._usage(call, generations)
             usage["prompt_tokens_details"] = _prompt_details(generations[-1])
+            del usage["completion_tokens_details"]
             yield event(head | {"choices": [], "usage": usage, "system_fingerprint": FINGERPRINT})
         yield DONE
 
@@ -182,11 +183,16 @@ class VllmOpenAi:
     def _name(self, call: OpenAiCall, token_id: int) -> str:
         if call.asks("return_tokens_as_token_ids"):
             return f"token_id:{token_id}"
-        return self._engine.tokenizer.decode([token_id], skip_special_tokens=False)
+        return self._text(token_id)
+
+    def _text(self, token_id: int) -> str:
+        """Return the text of one id; one that ends inside a character has none."""
+        text = self._engine.tokenizer.decode([token_id], skip_special_tokens=False)
+        return "" if text.endswith("\ufffd") else text
 
     def _chat_logprobs(self, call: OpenAiCall, sampled: list[Sampled]) -> Json:
         def entry(told: TokenLogprob) -> Json:
-            text = self._engine.tokenizer.decode([told.token_id], skip_special_tokens=False)
+            text = self._text(told.token_id)
             return {"token": self._name(call, told.token_id), "logprob": told.logprob, "bytes": list(text.encode())}
 
         return {
@@ -217,7 +223,7 @@ class VllmOpenAi:
             return None
 
         def entry(told: TokenLogprob) -> Json:
-            text = self._engine.tokenizer.decode([told.token_id], skip_special_tokens=False)
+            text = self._text(told.token_id)
             return {"logprob": told.logprob, "rank": told.rank, "decoded_token": text}
 
         return [

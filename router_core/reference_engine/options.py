@@ -20,7 +20,8 @@ class ModelConfig:
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
-    head_dim: int = 16
+    head_dim: int = 32
+    """No less: vLLM on a CPU could not compute the same checkpoint."""
     num_experts: int = 8
     num_experts_per_tok: int = 2
     moe_intermediate_size: int = 64
@@ -53,8 +54,8 @@ class EngineOptions:
     """Seconds that each sampled token takes at least."""
     max_running_requests: int = 256
     """More wait in a queue."""
-    max_cached_tokens: int = 262144
-    """The most tokens whose keys and values are kept for later prompts; 0 caches nothing."""
+    max_cached_tokens: int = 65536
+    """The most tokens whose keys and values (2 KiB each) are kept for later prompts; 0 caches nothing."""
     routed_experts: bool = True
     """Expert choices can be asked for; False: they are silently absent, as on a server without the flag."""
     reasoning_parser: bool = True

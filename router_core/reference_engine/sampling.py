@@ -16,6 +16,8 @@ from router_core.reference_engine.errors import InvalidFieldError
 from router_core.reference_engine.kv_cache import FloatArray
 
 _MASK64 = 2**64 - 1
+_LEAST_TEMPERATURE = 1e-6
+_MOST_SIBLINGS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """The likeliest token is always taken; logprobs are then those at temperature 1, as SGLang gives them."""
-        return self.temperature == 0.0 or self.top_k == 1
+        return self.temperature < _LEAST_TEMPERATURE or self.top_k == 1
 
     def sibling(self, number: int) -> "SamplingParams":
         """Return the parameters of the sample ``number`` of ``n``: its own seed, or all samples would be the same."""
@@ -69,6 +71,9 @@ def read_sampling_params(body: Mapping[str, Any], vocabulary_size: int) -> Sampl
         raise InvalidFieldError(
             "min_new_tokens", f"min_new_tokens must be in [0, max_new_tokens({max_new_tokens})], got {min_new_tokens}."
         )
+    siblings = fields.integer(body, "n", 1, at_least=1)
+    if siblings > _MOST_SIBLINGS:
+        raise InvalidFieldError("n", f"n must be at most {_MOST_SIBLINGS}, got {siblings}.")
     return SamplingParams(
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
@@ -82,7 +87,7 @@ def read_sampling_params(body: Mapping[str, Any], vocabulary_size: int) -> Sampl
         ignore_eos=fields.flag(body, "ignore_eos"),
         no_stop_trim=fields.flag(body, "no_stop_trim"),
         skip_special_tokens=fields.flag(body, "skip_special_tokens", True),
-        n=fields.integer(body, "n", 1, at_least=1),
+        n=siblings,
     )
 
 

@@ -20,6 +20,7 @@ Fixtures: ``pytest_plugins = ["router_core.testing.pytest_plugin"]``.
 
 from router_core.testing.answer import RawAnswer, build_request
 from router_core.testing.client import NoAnswerError, RawClient, exchange_once
+from router_core.testing.clock import TurnedClock
 from router_core.testing.connection import Connection
 from router_core.testing.engines import Engine, EngineName
 from router_core.testing.experts import Experts
@@ -57,6 +58,7 @@ __all__ = [
     "ScriptedRequest",
     "ScriptedWorker",
     "ToolCall",
+    "TurnedClock",
     "Words",
     "build_request",
     "decode",

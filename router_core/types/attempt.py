@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,11 +47,14 @@ class Attempt:
     """One try of an exchange at one worker. Times are clock seconds, None until they happen."""
 
     __slots__ = (
+        "_checks",
         "_close",
+        "_handed_over",
         "ended_at",
         "error",
         "first_byte_at",
         "generation",
+        "is_handed_over",
         "outcome",
         "request",
         "request_sent",
@@ -68,6 +72,8 @@ class Attempt:
         self.started_at = started_at
         self.request_sent = False
         """Whether a byte of the request may have reached the worker."""
+        self.is_handed_over = False
+        """Whether the worker was given the whole request, or the attempt is over."""
         self.first_byte_at: float | None = None
         self.ended_at: float | None = None
         self.status: int | None = None
@@ -75,13 +81,39 @@ class Attempt:
         self.error: BaseException | None = None
         """What stopped it, if something did."""
         self._close: Callable[[], None] | None = None
+        self._checks: list[Callable[[], None]] = []
+        self._handed_over: asyncio.Future[None] | None = None
+
+    def before_send(self, check: Callable[[], None]) -> None:
+        """Calls ``check`` at the last moment, before the first byte is written: it may raise AttemptWithdrawn."""
+        self._checks.append(check)
+
+    async def wait_handed_over(self) -> None:
+        """Until `is_handed_over`."""
+        if not self.is_handed_over:
+            if self._handed_over is None:
+                self._handed_over = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._handed_over)
+
+    # for the core
+    def begin_sending(self) -> None:
+        """The first byte is about to be written. Raises what a check raises."""
+        for check in self._checks:
+            check()
+        self.request_sent = True
+
+    def hand_over(self) -> None:
+        """The whole request was written, or never will be."""
+        self.is_handed_over = True
+        if self._handed_over is not None and not self._handed_over.done():
+            self._handed_over.set_result(None)
 
     def on_end(self, close: Callable[[], None]) -> None:
-        """For the core: how to give up the worker's connection."""
+        """How to give up the worker's connection."""
         self._close = close
 
     def close(self) -> None:
-        """For the core: gives up the worker's connection, once."""
+        """Gives up the worker's connection, once."""
         close, self._close = self._close, None
         if close is not None:
             close()

@@ -64,6 +64,14 @@ class Identity:
     version_tag: str | None = None
     """The oldest weight version that may serve it."""
 
+    def completed_by(self, other: Identity) -> Identity:
+        """This identity, with what it does not know taken from another one."""
+        return Identity(
+            other.group if self.group is None else self.group,
+            other.trajectory if self.trajectory is None else self.trajectory,
+            other.version_tag if self.version_tag is None else self.version_tag,
+        )
+
 
 @dataclass(slots=True)
 class Decision:
@@ -74,6 +82,8 @@ class Decision:
     out: Mapping[str, str] | None = None
     """Worker url -> why it was no candidate."""
     chosen: Worker | None = None
+    waits_for: Mapping[Worker, str] | None = None
+    """Where nobody was chosen: workers that are out for now, and why; the exchange is held until one may take it."""
 
 
 class ExchangeServices(Protocol):
@@ -91,14 +101,20 @@ class Exchange:
         "_interrupt",
         "_pending",
         "_services",
+        "abort_was_asked",
         "attempts",
         "client_host",
         "decision",
         "ended_at",
         "excluded_workers",
+        "held_s",
+        "hold_order",
+        "hold_place",
+        "hold_round",
         "id",
         "identity",
         "interruption",
+        "left_out",
         "request",
         "session",
         "session_id",
@@ -121,10 +137,22 @@ class Exchange:
         """Workers that the next selection must not choose; plugins add to it."""
         self.decision: Decision | None = None
         """The newest selection."""
+        self.left_out: dict[Worker, tuple[str, bool]] = {}
+        """What filters said by `leave_out` in the newest selection."""
+        self.hold_order = 0.0
+        """Of requests that wait for the same, the smallest goes first; of equals the one that waited first."""
+        self.held_s = 0.0
+        """Seconds that it has been held so far, up to the end of the newest hold."""
+        self.hold_place: int | None = None
+        """Its place among held requests, kept from its first hold on; None if it was never held."""
+        self.hold_round = 0
+        """For the hold queue: the newest wake in which it had its turn."""
         self.started_at = started_at
         self.ended_at: float | None = None
         self.state = State()
         """What plugins keep about this exchange."""
+        self.abort_was_asked = False
+        """Whether somebody asked through the router to abort it at its worker: an answer cut short is then final."""
         self.interruption: RouterError | None = None
         """Why the core stopped the exchange from outside: ClientLeft, or a Reject."""
         self.switches: tuple[str | None, str | None] = (None, None)
@@ -142,6 +170,14 @@ class Exchange:
     def worker(self) -> Worker | None:
         """The worker of the newest attempt."""
         return self.attempts[-1].worker if self.attempts else None
+
+    def leave_out(self, worker: Worker, reason: str, *, for_now: bool = False) -> None:
+        """Says in `filter_workers` why a worker is left out of what the hook returns.
+
+        ``for_now``: it may take the request later. Where no worker is left, the exchange is then not refused but held,
+        and selection is tried again when a worker's state, version or load changes (or ``router.holds`` is woken).
+        """
+        self.left_out[worker] = (reason, for_now)
 
     def settings(self, plugin: object) -> Any:
         """The plugin's own settings as they hold for this exchange."""

@@ -28,6 +28,10 @@ class BodySource(Protocol):
     def length(self) -> int | None:
         """Its length in bytes as the client declared it."""
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether some of it went to a worker unkept."""
+
     async def read_all(self) -> bytes:
         """The body whole, kept for later calls. Raises ClientLeft."""
 
@@ -102,6 +106,11 @@ class Request:
     def has_edits(self) -> bool:
         """Whether changes wait for the body to be read."""
         return bool(self._edits)
+
+    @property
+    def can_be_sent(self) -> bool:
+        """Whether the whole request can go to a worker: not once its body was streamed to one."""
+        return self._body is not None or not self._source.is_streamed
 
     @property
     def source(self) -> BodySource:

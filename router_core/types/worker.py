@@ -30,8 +30,11 @@ class Worker:
 
     __slots__ = (
         "api_key",
+        "base_id",
         "base_url",
+        "cache_epoch",
         "dp_rank",
+        "dp_size",
         "generation",
         "id",
         "inflight",
@@ -39,18 +42,26 @@ class Worker:
         "labels",
         "last_byte_at",
         "last_pick",
+        "pending_weight_version",
         "priority",
         "reason",
         "registered_at",
         "state",
         "state_of",
+        "stats",
+        "stats_at",
         "url",
         "weight_version",
+        "weight_version_at",
         "worker_type",
     )
 
-    def __init__(self, *, id: str, url: str, key: str, base_url: str, dp_rank: int | None, generation: int) -> None:
+    def __init__(
+        self, *, id: str, base_id: str, url: str, key: str, base_url: str, dp_rank: int | None, generation: int
+    ) -> None:
         self.id = id
+        self.base_id = base_id
+        """The id of its server: the same for all data-parallel ranks of one."""
         self.url = url
         """Exactly as it was registered first."""
         self.key = key
@@ -58,6 +69,8 @@ class Worker:
         self.base_url = base_url
         """Scheme, host, port and path prefix, without a trailing slash: a target is appended to it."""
         self.dp_rank = dp_rank
+        self.dp_size = 1
+        """How many data-parallel ranks its server was registered with."""
         self.generation = generation
         self.state = WorkerState.READY
         self.reason: str | None = None
@@ -65,6 +78,16 @@ class Worker:
         self.inflight = 0
         """Attempts that were sent to it and whose last byte has not passed yet. Counted by the core alone."""
         self.weight_version: str | None = None
+        self.cache_epoch = 0
+        """Rises whenever its prefix cache is known to be empty: registered again, new weights, flushed."""
+        self.weight_version_at = 0.0
+        """Clock time (s) at which the version was last stated, be it the same one."""
+        self.pending_weight_version: str | None = None
+        """The version it will have after a sync that is under way; None without one."""
+        self.stats: dict[str, float] = {}
+        """The newest statistics that were pushed for it by ``POST /workers/update_stats``."""
+        self.stats_at = 0.0
+        """Clock time (s) of that push."""
         self.worker_type = "regular"
         self.labels: dict[str, str] = {}
         self.priority: float | None = None

@@ -13,8 +13,6 @@ import pybase64
 import pytest
 
 from router_core.reference_engine import running_engine
-from router_core.reference_engine.model import Model, Row
-from router_core.reference_engine.sampling import log_softmax
 
 
 @dataclass
@@ -82,26 +80,6 @@ async def client() -> AsyncIterator[Client]:
     """An engine with default weights; requests without a seed repeat in each test."""
     async with _serving(seed=1) as client:
         yield client
-
-
-@dataclass
-class Truth:
-    """What the model alone says of a sequence: float64[len(ids), vocab_size] and int32[len(ids), layers, top_k]."""
-
-    logprobs: Any
-    experts: Any
-
-
-@pytest.fixture
-def recompute() -> Callable[..., Truth]:
-    """Computes a sequence token by token, without an engine; row i tells the logprobs of token i + 1."""
-
-    def run(model: Model, token_ids: list[int], temperature: float = 1.0) -> Truth:
-        cache = model.new_cache()
-        rows = [model.logits(model.forward([Row(token_id, cache)]))[0] for token_id in token_ids]
-        return Truth(log_softmax(np.stack(rows) / np.float32(temperature)), cache.experts[: cache.length])
-
-    return run
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from router_core.reference_engine.recompute import recompute
+
 PROMPT = [1015, 85, 82, 999, 12, 64, 7, 300, 301, 302, 303]
 LONG = {"max_new_tokens": 30000, "sampling_seed": 4, "ignore_eos": True}
 FULL = {"return_logprob": True, "return_routed_experts": True}
@@ -15,7 +17,7 @@ async def tokens_of(client: Any, rid: str, at_least: int) -> None:
     """Wait until a running request has some tokens."""
 
     def has_tokens() -> bool:
-        running = client.engine._running
+        running = client.engine.unfinished()
         return any(item.request.rid == rid and len(item.output_ids) >= at_least for item in running)
 
     await client.until(has_tokens)
@@ -88,7 +90,7 @@ async def test_a_held_request_goes_on_the_same(client: Any, mode: str) -> None:
     assert answer["meta_info"]["num_retractions"] == (1 if mode == "retract" else 0)
 
 
-async def test_new_weights_under_a_retracted_request(client: Any, recompute: Any, decode_experts: Any) -> None:
+async def test_new_weights_under_a_retracted_request(client: Any, decode_experts: Any) -> None:
     old = client.engine.model
     running = await started(client, "r", sampling_params=LONG | {"max_new_tokens": 60})
     await client.post("/pause_generation", {"mode": "retract"})
@@ -113,9 +115,7 @@ async def test_new_weights_under_a_retracted_request(client: Any, recompute: Any
     assert np.array_equal(decode_experts(info["routed_experts"]), after.experts)
 
 
-async def test_new_weights_in_place_keep_the_old_keys_and_values(
-    client: Any, recompute: Any, decode_experts: Any
-) -> None:
+async def test_new_weights_in_place_keep_the_old_keys_and_values(client: Any, decode_experts: Any) -> None:
     old = client.engine.model
     running = await started(client, "r", sampling_params=LONG | {"max_new_tokens": 60})
     await client.post("/pause_generation", {"mode": "in_place"})
@@ -163,7 +163,7 @@ async def test_a_new_version_name_splits_the_spans(client: Any) -> None:
     body = {"new_version": "v7", "abort_all_requests": False}
     answer = {"success": True, "message": "Weight version updated to v7", "new_version": "v7"}
     assert await client.post("/update_weight_version", body) == (200, answer)
-    count = len(client.engine._running[0].output_ids)
+    count = len(client.engine.unfinished()[0].output_ids)
     await tokens_of(client, "r", count + 3)
     await client.post("/abort_request", {"rid": "r"})
     spans = (await running)["meta_info"]["weight_versions"]
@@ -194,7 +194,7 @@ async def test_a_client_that_leaves_ends_its_request_at_once(client: Any, stream
     body = {"input_ids": PROMPT, "sampling_params": LONG, "rid": "r", "stream": stream}
     request = asyncio.create_task(client.http.post("/generate", json=body))
     await tokens_of(client, "r", 5)
-    generation = client.engine._running[0]
+    generation = client.engine.unfinished()[0]
     if stream:
         (await request).close()
     else:

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from router_core.reference_engine.recompute import recompute
+
 PROMPT = [1015, 85, 82, 999, 12, 64, 7, 300, 301, 302, 303]
 
 
@@ -29,9 +31,7 @@ async def test_an_answer_has_the_shape_of_sglang(client: Any) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-async def test_logprobs_and_experts_are_the_models(
-    client: Any, recompute: Any, decode_experts: Any, temperature: float
-) -> None:
+async def test_logprobs_and_experts_are_the_models(client: Any, decode_experts: Any, temperature: float) -> None:
     answer = await client.generate(
         input_ids=PROMPT,
         sampling_params={"max_new_tokens": 30, "temperature": temperature, "ignore_eos": True},
@@ -61,7 +61,7 @@ async def test_logprobs_and_experts_are_the_models(
     assert len(truth.experts) == len(sequence) - 1
 
 
-async def test_greedy_takes_the_likeliest(client: Any, recompute: Any) -> None:
+async def test_greedy_takes_the_likeliest(client: Any) -> None:
     answer = await client.generate(input_ids=PROMPT, sampling_params={"max_new_tokens": 10, "temperature": 0})
     output = answer["output_ids"]
     rows = recompute(client.engine.model, PROMPT + output).logprobs[len(PROMPT) - 1 : -1]
@@ -263,7 +263,7 @@ async def test_no_new_tokens_only_scores_the_prompt(client: Any, decode_experts:
     assert len(decode_experts(answer["meta_info"]["routed_experts"])) == len(PROMPT) - 1
 
 
-async def test_scripted_words_have_true_logprobs_and_experts(client: Any, recompute: Any, decode_experts: Any) -> None:
+async def test_scripted_words_have_true_logprobs_and_experts(client: Any, decode_experts: Any) -> None:
     tokenizer = client.engine.tokenizer
     headers = {"x-reference-script": '"Paris, of course."'}
     body = {"input_ids": PROMPT, "return_logprob": True, "return_routed_experts": True}
@@ -277,6 +277,12 @@ async def test_scripted_words_have_true_logprobs_and_experts(client: Any, recomp
         float(np.float32(row[word])) for row, word in zip(truth.logprobs[len(PROMPT) - 1 :], words, strict=True)
     ]
     assert np.array_equal(decode_experts(answer["meta_info"]["routed_experts"]), truth.experts)
+
+
+@pytest.mark.parametrize("script", ["[1, 5000]", "[1", '{"a": 1}'])
+async def test_a_script_that_is_none_is_refused(client: Any, script: str) -> None:
+    status, _ = await client.post("/generate", {"input_ids": PROMPT}, {"x-reference-script": script})
+    assert status == 400
 
 
 async def test_an_engine_can_be_scripted_as_a_whole(serving: Any) -> None:

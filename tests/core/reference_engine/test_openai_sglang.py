@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
+from router_core.reference_engine.recompute import recompute
+
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the capital of France?"}]
 RENDERED = (
     "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
@@ -65,7 +67,7 @@ async def test_an_answer_has_the_shape_of_sglang(client: Any) -> None:
     }
 
 
-async def test_ids_logprobs_and_experts_are_told_where_asked(client: Any, recompute: Any, decode_experts: Any) -> None:
+async def test_ids_logprobs_and_experts_are_told_where_asked(client: Any, decode_experts: Any) -> None:
     answer = await chat(
         client,
         logprobs=True,
@@ -95,7 +97,7 @@ async def test_ids_logprobs_and_experts_are_told_where_asked(client: Any, recomp
     assert meta["reasoning_tokens"] == answer["usage"]["reasoning_tokens"]
 
 
-async def test_experts_are_in_sglext_without_meta_info(client: Any, recompute: Any, decode_experts: Any) -> None:
+async def test_experts_are_in_sglext_without_meta_info(client: Any, decode_experts: Any) -> None:
     answer = await chat(
         client, return_routed_experts=True, routed_experts_start_len=5, return_output_ids_in_sglext=True
     )
@@ -274,7 +276,7 @@ async def test_a_bad_request_is_a_clean_400(client: Any, body: dict[str, Any], s
 async def test_an_aborted_chat_says_so(client: Any) -> None:
     body = {"messages": MESSAGES, "rid": "r", "ignore_eos": True, "return_meta_info": True}
     running = asyncio.create_task(client.post(CHAT, body))
-    await client.until(lambda: any(item.output_ids for item in client.engine._running))
+    await client.until(lambda: any(item.output_ids for item in client.engine.unfinished()))
     await client.post("/abort_request", {"rid": "r"})
     _, answer = await running
     choice = answer["choices"][0]

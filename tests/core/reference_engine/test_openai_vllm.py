@@ -10,6 +10,8 @@ import numpy as np
 import pybase64
 import pytest
 
+from router_core.reference_engine.recompute import recompute
+
 MESSAGES = [{"role": "user", "content": "Hi."}]
 RENDERED = "<|im_start|>user\nHi.<|im_end|>\n<|im_start|>assistant\n"
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
@@ -38,7 +40,7 @@ async def post(client: Any, path: str, body: dict[str, Any], headers: dict[str, 
     return answer
 
 
-async def test_a_chat_has_the_shape_of_vllm(vllm: Any, recompute: Any) -> None:
+async def test_a_chat_has_the_shape_of_vllm(vllm: Any) -> None:
     headers = says("<think>\nhmm\n</think>\n\nHello.") | {"x-request-id": "my-1"}
     answer = await post(vllm, CHAT, {"messages": MESSAGES, "return_token_ids": True}, headers)
     tokenizer = vllm.engine.tokenizer
@@ -111,7 +113,7 @@ async def test_ids_are_given_in_kv_transfer_params(vllm: Any) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
-async def test_logprobs_are_those_before_temperature(vllm: Any, recompute: Any, temperature: float) -> None:
+async def test_logprobs_are_those_before_temperature(vllm: Any, temperature: float) -> None:
     body = {
         "prompt": PROMPT,
         "max_tokens": 12,
@@ -135,7 +137,7 @@ async def test_logprobs_are_those_before_temperature(vllm: Any, recompute: Any, 
     assert choice["prompt_token_ids"] == PROMPT
 
 
-async def test_prompt_logprobs_are_told_with_ranks(vllm: Any, recompute: Any) -> None:
+async def test_prompt_logprobs_are_told_with_ranks(vllm: Any) -> None:
     answer = await post(vllm, COMPLETIONS, {"prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 1})
     told = answer["choices"][0]["prompt_logprobs"]
     rows = recompute(vllm.engine.model, PROMPT).logprobs
@@ -213,13 +215,31 @@ async def test_a_streamed_completion_adds_up(vllm: Any) -> None:
     assert usage["usage"]["completion_tokens"] == 12
 
 
-async def test_stop_ids_are_in_the_text_and_named(vllm: Any) -> None:
+async def test_what_stopped_it_is_named_and_not_in_the_text(vllm: Any) -> None:
     words = vllm.engine.tokenizer.encode("one two three")
     body = {"prompt": "a", "stop_token_ids": [words[-1]], "return_token_ids": True, "ignore_eos": True}
     choice = (await post(vllm, COMPLETIONS, body, {"x-reference-script": str(words)}))["choices"][0]
-    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("one two three", "stop", words[-1])
+    text = vllm.engine.tokenizer.decode(words[:-1])
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (text, "stop", words[-1])
+    assert choice["token_ids"] == words
     choice = (await post(vllm, COMPLETIONS, {"prompt": "a", "stop": "two"}, says("one two three")))["choices"][0]
     assert (choice["text"], choice["stop_reason"]) == ("one ", "two")
+
+
+async def test_bytes_that_are_no_character_yet_are_dropped_at_the_end(vllm: Any) -> None:
+    words = vllm.engine.tokenizer.encode("ok 🚀")[:-1]
+    body = {"prompt": "a", "max_tokens": len(words), "logprobs": 0}
+    choice = (await post(vllm, COMPLETIONS, body, {"x-reference-script": str(words)}))["choices"][0]
+    assert choice["text"] == "ok "
+    assert choice["logprobs"]["tokens"][-1] == ""
+
+
+async def test_a_last_message_is_continued(vllm: Any) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "The answer"}]
+    body = {"messages": messages, "continue_final_message": True, "return_token_ids": True, "max_tokens": 1}
+    answer = await post(vllm, CHAT, body)
+    prompt = vllm.engine.tokenizer.decode(answer["prompt_token_ids"], skip_special_tokens=False)
+    assert prompt == RENDERED + "<think>\n\n</think>\n\nThe answer"
 
 
 async def test_batches_and_siblings_are_numbered(vllm: Any) -> None:
@@ -246,6 +266,7 @@ async def test_batches_and_siblings_are_numbered(vllm: Any) -> None:
         ({"prompt": "x", "max_tokens": 100000}, 400, "max_tokens", "cannot be greater than max_model_len=32768"),
         ({"prompt": [999999]}, 400, "prompt", "999999 is outside the vocabulary"),
         ({"prompt": "x", "temperature": -1}, 400, "temperature", "temperature must be in"),
+        ({"prompt": [1] * 40000}, 400, "input_tokens", "This model's maximum context length is 32768 tokens."),
     ],
 )
 async def test_errors_have_the_shape_of_vllm(
@@ -262,7 +283,9 @@ async def running(client: Any, request_id: str, **body: Any) -> "asyncio.Task[An
     long = {"prompt": PROMPT, "max_tokens": 30000, "ignore_eos": True, "return_token_ids": True} | body
     task = asyncio.create_task(post(client, COMPLETIONS, long, {"x-request-id": request_id}))
     rid = f"cmpl-{request_id}"
-    await client.until(lambda: any(item.request.group == rid and item.output_ids for item in client.engine._running))
+    await client.until(
+        lambda: any(item.request.group == rid and item.output_ids for item in client.engine.unfinished())
+    )
     return task
 
 

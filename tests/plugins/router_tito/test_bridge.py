@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from router_tito.bridge import SENTINEL, Bridge, NoBridgeError, collapse, label_tokens
+from router_tito.bridge import SENTINEL, Bridge, NoBridgeError, Segments, collapse
 from router_tito.node import RenderContext
 from router_tito.template import ChatTemplate
 from tito_kit import DEEPSEEK_LIKE, GLM_LIKE, QWEN3_LIKE, Trained, assistant, system, tool, user
@@ -92,22 +93,21 @@ def test_runs_of_a_role_count_as_two_at_most() -> None:
     assert collapse([]) == ()
 
 
+def labels_of(text: str, cuts: dict[int, int], count: int, first: int = 0) -> list[int]:
+    segments = Segments.cut(text, cuts, count, first)
+    whole, *parts = Trained().encode_batch([text, *segments.texts])
+    return list(segments.label(array("i", whole), parts))
+
+
 @given(st.text(max_size=30), st.lists(st.integers(0, 30), max_size=4), st.integers(0, 4))
 def test_labels_cover_every_token_and_never_run_backwards(text: str, ends: list[int], first: int) -> None:
-    tokenizer = Trained()
-    ids = tokenizer.encode(text)
     cuts = {index: end for index, end in enumerate(sorted(ends)) if end <= len(text)}
     first = min(first, len(ends))
-    labels = label_tokens(tokenizer, text, ids, cuts, len(ends), first)
-    assert len(labels) == len(ids)
+    labels = labels_of(text, cuts, len(ends), first)
+    assert len(labels) == len(Trained().encode(text))
     owned = [label for label in labels if label >= 0]
     assert owned == sorted(owned)
     assert all(first <= label < len(ends) for label in owned)
-
-
-def labels_of(text: str, cuts: dict[int, int], count: int, first: int = 0) -> list[int]:
-    tokenizer = Trained()
-    return list(label_tokens(tokenizer, text, tokenizer.encode(text), cuts, count, first))
 
 
 def test_tokens_belong_to_the_message_whose_text_they_are() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from router_tito.errors import TemplateRefusedError, UnrenderableError
 from router_tito.node import RenderContext
-from router_tito.template import ChatTemplate, TemplateShape, check_nothing_lost
-from tito_kit import DEEPSEEK_LIKE, GLM_LIKE, LLAMA_LIKE, QWEN3_LIKE, Trained, assistant, call, user
+from router_tito.template import LEFT_OUT, REFUSED, ChatTemplate, TemplateShape
+from tito_kit import DEEPSEEK_LIKE, GLM_LIKE, LLAMA_LIKE, QWEN3_LIKE, Trained, assistant, call, tool, user
 
 QUOTING = """
 {%- for message in messages %}
@@ -81,7 +81,24 @@ def test_content_that_is_not_text_is_refused() -> None:
 
 
 def test_a_role_the_template_leaves_out_is_refused_by_name() -> None:
+    template = ChatTemplate(Trained(QWEN3_LIKE))
     messages = [user("q"), {"role": "critic", "content": " harsh "}]
-    check_nothing_lost(messages, "q ... harsh")
+    template.check_nothing_lost(messages, "q ... harsh", NOTHING)
     with pytest.raises(TemplateRefusedError, match="'critic'"):
-        check_nothing_lost(messages, "q")
+        template.check_nothing_lost(messages, "q", NOTHING)
+
+
+def test_a_known_role_the_template_has_no_case_for_is_refused_too() -> None:
+    deaf = "{% for m in messages if m.role != 'tool' %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    template = ChatTemplate(Trained(deaf))
+    messages = [user("q"), assistant("a"), tool("r")]
+    assert [template.role_fault(role, NOTHING) for role in ("system", "user", "assistant", "tool")] == [
+        "",
+        "",
+        "",
+        LEFT_OUT,
+    ]
+    with pytest.raises(TemplateRefusedError, match="'tool'"):
+        template.check_nothing_lost(messages, "q a", NOTHING)
+    template.check_nothing_lost(messages[:2], "q a", NOTHING)
+    assert ChatTemplate(Trained("{{ raise_exception('no') }}")).role_fault("user", NOTHING) == REFUSED

@@ -238,8 +238,9 @@ def test_misuse_is_refused() -> None:
     for node_id in (0, 17, -1):
         with pytest.raises(TraceError, match="no sampled node"):
             trace.abandon(node_id)
-    with pytest.raises(MessageError, match="role"):
+    with pytest.raises(TurnRefusedError, match="role"):
         trace.commit(trace.prepare_turn(START), answer([1], user("x"), PROMPT))
+    assert trace.refused == {"bad_message": 1}
 
 
 @pytest.mark.parametrize("has_labels", [True, False])

@@ -1,0 +1,1 @@
+"""Balances by the better of two random workers."""

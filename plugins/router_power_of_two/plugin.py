@@ -1,0 +1,34 @@
+"""Of two random workers the one with fewer requests in flight."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from router_core import PluginSettings, Scores, Worker, hookimpl
+
+
+class PowerOfTwo:
+    """Scores the winner of a draw 1 and all others 0, so that affinity with a higher weight still counts."""
+
+    requires_api = ">=1,<2"
+
+    class Settings(PluginSettings):
+        seed: int | None = None
+        """Makes the draws repeatable; None takes one from the system."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._random = random.Random(settings.seed)
+
+    @hookimpl
+    def score_workers(self, workers: Sequence[Worker]) -> Scores:
+        return {winner(workers, self._random): 1.0}
+
+
+def winner(workers: Sequence[Worker], draws: random.Random) -> Worker:
+    """The less loaded of two different ones; of equals the one that was picked longest ago."""
+    if len(workers) == 1:
+        return workers[0]
+    first = draws.randrange(len(workers))
+    second = (first + 1 + draws.randrange(len(workers) - 1)) % len(workers)
+    return min(workers[first], workers[second], key=lambda worker: (worker.inflight, worker.last_pick))

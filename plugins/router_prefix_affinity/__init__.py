@@ -1,0 +1,1 @@
+"""Sends a request where most of its prompt is cached."""

@@ -1,0 +1,168 @@
+"""Sends a request where most of its prompt is cached, as far as the load allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from pydantic import Field
+
+from router_core import (
+    Attempt,
+    Exchange,
+    PluginSettings,
+    Request,
+    Router,
+    Scores,
+    StateKey,
+    Worker,
+    WorkerState,
+    hookimpl,
+)
+from router_prefix_affinity.index import PrefixIndex
+from router_prefix_affinity.off_gpu import Provider
+from router_prefix_affinity.prompt import block_chain
+
+
+@dataclass(slots=True)
+class Prompt:
+    """The prompt of one exchange."""
+
+    chain: list[int]
+    off_gpu: dict[str, float] = field(default_factory=dict)
+    """Worker's url -> share that it could load from a cache outside its GPU."""
+
+
+PROMPT = StateKey[Prompt]("prefix affinity: prompt")
+CACHE = StateKey[tuple[int, PrefixIndex]]("prefix affinity: cache epoch and index")
+
+
+class PrefixAffinity:
+    """Scores a worker by the share of the prompt that was sent to it before; a miss goes to the least loaded."""
+
+    requires_api = ">=1,<2"
+
+    class Settings(PluginSettings):
+        weight: float = Field(default=2.0, ge=0)
+        """Factor of this plugin's scores: a whole hit counts twice as much as an idle worker."""
+        min_share: float = Field(default=0.25, ge=0, le=1)
+        """Share of the prompt below which a match is a miss."""
+        overload_absolute: int = Field(default=8, ge=0)
+        """Requests in flight above the least loaded worker's that a worker with a hit may have..."""
+        overload_relative: float = Field(default=1.5, ge=1)
+        """...or times as many; above both its hits do not count."""
+        max_body_bytes: int = Field(default=1 << 20, ge=0)
+        """Longest body that is read for its prompt; a longer one is balanced by load and streams."""
+        block_bytes: int = Field(default=512, ge=16)
+        """Bytes of a prompt that are known or unknown together: text, JSON of messages, or 4 a token id."""
+        max_blocks: int = Field(default=262_144, ge=1)
+        """Most blocks remembered, shared equally by the workers; about 150 bytes of memory each."""
+        off_gpu_provider: str | None = None
+        """``pkg.mod:name`` of an async function that tells what caches outside the GPUs hold (see README)."""
+        off_gpu_factor: float = Field(default=0.5, ge=0, le=1)
+        """What an off-GPU hit is worth beside one on the GPU."""
+        off_gpu_timeout_s: float = Field(default=0.05, gt=0)
+        """Seconds the provider may take; late is as good as no hit."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._provider: Provider | None = None
+        if settings.off_gpu_provider is not None:
+            self._provider = Provider(settings.off_gpu_provider, settings.off_gpu_timeout_s)
+        self._hits = self._misses = 0
+        self._router: Router
+
+    @hookimpl
+    async def startup(self, router: Router) -> None:
+        self._router = router
+
+    @hookimpl
+    def worker_changed(self, worker: Worker, new: WorkerState) -> None:
+        if new is not WorkerState.READY:
+            worker.state_of.pop(CACHE)
+
+    @hookimpl
+    async def request_start(self, exchange: Exchange) -> None:
+        if not self._is_readable(exchange.request):
+            return
+        try:
+            body = orjson.loads(await exchange.request.body())
+        except orjson.JSONDecodeError:
+            return  # the worker will tell the client
+        if not isinstance(body, dict) or not (chain := block_chain(body, self._settings.block_bytes)):
+            return
+        prompt = exchange.state[PROMPT] = Prompt(chain)
+        if self._provider is not None:
+            prompt.off_gpu = await self._provider.scores(body, [worker.url for worker in self._router.workers])
+
+    @hookimpl
+    def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:
+        prompt = exchange.state.get(PROMPT)
+        if prompt is None:
+            return None
+        least = min(worker.inflight for worker in workers)
+        scores: dict[Worker, float] = {}
+        for worker in workers:
+            share = self._share(worker, prompt)
+            if share >= self._settings.min_share and not self._is_overloaded(worker, least):
+                scores[worker] = share
+        if scores:
+            self._hits += 1
+            return scores
+        self._misses += 1
+        return {min(workers, key=lambda worker: (worker.inflight, worker.last_pick)): 1.0}
+
+    @hookimpl
+    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
+        if (prompt := exchange.state.get(PROMPT)) is not None:
+            max_blocks = self._settings.max_blocks // max(1, len(self._router.workers))
+            self._index(attempt.worker).add(prompt.chain, max_blocks)
+
+    @hookimpl
+    def metrics(self) -> str:
+        blocks = sum(len(self._index(worker)) for worker in self._router.workers)
+        failures = self._provider.failures if self._provider else 0
+        return (
+            "# HELP router_prefix_affinity_choices_total Choices with and without a known prefix.\n"
+            "# TYPE router_prefix_affinity_choices_total counter\n"
+            f'router_prefix_affinity_choices_total{{result="hit"}} {self._hits}\n'
+            f'router_prefix_affinity_choices_total{{result="miss"}} {self._misses}\n'
+            "# HELP router_prefix_affinity_blocks Blocks of prompts remembered for all workers.\n"
+            "# TYPE router_prefix_affinity_blocks gauge\n"
+            f"router_prefix_affinity_blocks {blocks}\n"
+            "# HELP router_prefix_affinity_provider_failures_total Off-GPU scores that did not come.\n"
+            "# TYPE router_prefix_affinity_provider_failures_total counter\n"
+            f"router_prefix_affinity_provider_failures_total {failures}\n"
+        )
+
+    # ----------------------------------------------------------------------------------------------------- the pieces
+    def _is_readable(self, request: Request) -> bool:
+        """A JSON post whose length is known and within the bound."""
+        if request.method != "POST" or "content-encoding" in request.headers:
+            return False
+        kind = request.headers.get("content-type")
+        if kind is not None and "json" not in kind.lower():
+            return False
+        ready = request.ready_body
+        length = request.source.length if ready is None else len(ready)
+        return length is not None and length <= self._settings.max_body_bytes
+
+    def _share(self, worker: Worker, prompt: Prompt) -> float:
+        share = self._index(worker).match(prompt.chain) / len(prompt.chain)
+        return max(share, self._settings.off_gpu_factor * prompt.off_gpu.get(worker.url, 0.0))
+
+    def _is_overloaded(self, worker: Worker, least: int) -> bool:
+        settings = self._settings
+        return (
+            worker.inflight > least + settings.overload_absolute
+            and worker.inflight > least * settings.overload_relative
+        )
+
+    def _index(self, worker: Worker) -> PrefixIndex:
+        """What is known of the worker's cache; nothing once that is known to be empty."""
+        kept: Any = worker.state_of.get(CACHE)
+        if kept is None or kept[0] != worker.cache_epoch:
+            kept = worker.state_of[CACHE] = (worker.cache_epoch, PrefixIndex())
+        return kept[1]  # type: ignore[no-any-return]  # a pair, see CACHE

@@ -1,0 +1,42 @@
+"""The prompt of a request's JSON body as a chain of block hashes: equal prefixes give equal first hashes."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+PROMPT_KEYS = ("input_ids", "text", "prompt", "messages", "input")
+"""Keys that hold the prompt, the most exact one first: SGLang's /generate, completions, chat, responses."""
+CONTEXT_KEYS = ("model", "lora_path", "extra_key", "cache_salt", "tools", "instructions", "chat_template_kwargs")
+"""Keys that change what the engine computes or caches for the same prompt: they start the chain."""
+
+
+def block_chain(body: Mapping[str, Any], block_bytes: int) -> list[int]:
+    """A hash for each whole block of the prompt, over all that stands before it; empty where there is no prompt.
+
+    The hashes hold within this process only. The rest behind the last whole block is not in the chain.
+    """
+    prompt = next((body[key] for key in PROMPT_KEYS if body.get(key)), None)
+    if prompt is None:
+        return []
+    told, chain = prompt_bytes(prompt), []
+    link = hash(orjson.dumps([body.get(key) for key in CONTEXT_KEYS]))
+    for start in range(0, len(told) - block_bytes + 1, block_bytes):
+        link = hash((link, told[start : start + block_bytes]))
+        chain.append(link)
+    return chain
+
+
+def prompt_bytes(prompt: Any) -> bytes:
+    """The prompt so that a longer one begins with a shorter one's bytes: four a token id, UTF-8 of text, open lists."""
+    if isinstance(prompt, str):
+        return prompt.encode("utf-8", "surrogatepass")
+    if isinstance(prompt, list) and isinstance(prompt[0], int):
+        try:
+            return array("i", prompt).tobytes()
+        except (TypeError, OverflowError):
+            pass
+    return orjson.dumps(prompt)[:-1]

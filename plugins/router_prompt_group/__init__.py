@@ -1,0 +1,1 @@
+"""Keeps the requests of one prompt on one worker."""

@@ -1,0 +1,1 @@
+"""Tries a request on another worker when it provably was not processed."""

@@ -1,0 +1,1 @@
+"""Keeps each session on one worker."""

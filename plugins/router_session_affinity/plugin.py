@@ -1,0 +1,279 @@
+"""Keeps each session on one worker: by a table, by consistent hashing, or by the pin that a request brings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field
+
+from router_core import (
+    Answer,
+    Attempt,
+    Exchange,
+    Identity,
+    Outcome,
+    PluginSettings,
+    Reject,
+    Router,
+    Scores,
+    Session,
+    StateKey,
+    Worker,
+    WorkerState,
+    hookimpl,
+    per_exchange,
+)
+from router_session_affinity.place import Gate, place, place_by_hash
+from router_session_affinity.ring import HashRing
+from router_session_affinity.table import SessionTable, Turn
+from router_session_affinity.wish import (
+    NO_WISH,
+    RANK,
+    WORKER,
+    Pin,
+    Wish,
+    pinned_is_out,
+    pinned_workers,
+    read_boolean,
+    read_wish,
+)
+
+GROUP_HEADER = "x-prompt-id"
+SESSION, GROUP = "session", "group"
+
+Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Affinity:
+    """What one exchange asks for, and its turn once a worker was looked for."""
+
+    wish: Wish = NO_WISH
+    key: Key | None = None
+    mode: Literal["sticky", "hash"] = "sticky"
+    gate: Gate = field(default_factory=lambda: Gate(0, 1.0))
+    turn: Turn[Worker] | None = None
+    why: str = "stays"
+    """Why the newest choice was made."""
+
+
+AFFINITY = StateKey[Affinity]("session affinity")
+
+
+class SessionAffinity:
+    """Scores a session's own worker highest; gives way when that one is overloaded or out."""
+
+    requires_api = ">=1,<2"
+
+    class Settings(PluginSettings):
+        weight: float = Field(default=2.0, ge=0)
+        """Factor of this plugin's scores: twice a balancer's, so that load alone does not move a session."""
+        mode: Literal["sticky", "hash"] = per_exchange("sticky")
+        """``sticky``: a table of sessions. ``hash``: consistent hashing, the same worker on every router replica."""
+        key: Literal["session", "group", "none"] = per_exchange("session")
+        """What stays together: the turns of a session, the requests of a group (prompt id), or nothing (pins only)."""
+        overload_absolute: int = per_exchange(8, ge=0)
+        """Requests in flight above the least loaded worker's that a session's worker may have..."""
+        overload_relative: float = per_exchange(1.5, ge=1)
+        """...or times as many; above both its sessions may leave it."""
+        hard_pins: bool = per_exchange(False)
+        """Whether a pin is hard where the request does not say so itself (``x-hard-pin``)."""
+        ttl_s: float = Field(default=3600.0, gt=0)
+        """Seconds without a turn after which a session is forgotten."""
+        max_sessions: int = Field(default=100_000, ge=1)
+        """Most sessions remembered; one more forgets the one that was used longest ago."""
+        max_key_characters: int = Field(default=256, ge=1)
+        """Longest key of a session or group; a longer one is refused (400)."""
+        virtual_nodes: int = Field(default=128, ge=1, le=4096)
+        """Points of each worker on the ring of ``hash``: more spread keys better and cost memory."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._table: SessionTable[Worker] = SessionTable(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions)
+        self._ring = HashRing(settings.virtual_nodes)
+        self._moves: Counter[str] = Counter()
+        self._router: Router
+
+    # --------------------------------------------------------------------------------------------- outside a request
+    @hookimpl
+    async def startup(self, router: Router) -> None:
+        self._router = router
+        for worker in router.workers:
+            self._ring.add(worker.key)
+        router.spawn(self._sweep_forever(), name="session affinity: idle sessions")
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await self._router.clock.sleep(min(60.0, self._settings.ttl_s / 4))
+            self._table.sweep(self._router.clock.now())
+
+    @hookimpl
+    def worker_changed(self, worker: Worker, new: WorkerState) -> None:
+        if new is WorkerState.REMOVED:
+            self._ring.remove(worker.key)
+        else:
+            self._ring.add(worker.key)
+
+    @hookimpl
+    async def session_opened(self, session: Session, body: dict[str, Any]) -> None:
+        if isinstance(value := body.get("is_sticky"), str):
+            read_boolean("is_sticky", value)
+
+    @hookimpl
+    def session_closed(self, session: Session) -> None:
+        self._table.forget((SESSION, session.id))
+
+    @hookimpl
+    def describe_session(self, session: Session) -> dict[str, Any] | None:
+        entry = self._table.get((SESSION, session.id))
+        if entry is None or entry.worker is None:
+            return None
+        return {"affinity": {"worker": entry.worker.url, "bound": entry.bound is not None, "moves": entry.moves}}
+
+    @hookimpl
+    def metrics(self) -> str:
+        lines = [
+            "# HELP router_affinity_sessions Sessions and groups that have a worker.",
+            "# TYPE router_affinity_sessions gauge",
+            f"router_affinity_sessions {len(self._table)}",
+            "# HELP router_affinity_moves_total Sessions and groups that went to another worker, by reason.",
+            "# TYPE router_affinity_moves_total counter",
+            *(f'router_affinity_moves_total{{reason="{why}"}} {count}' for why, count in sorted(self._moves.items())),
+            "# HELP router_affinity_forgotten_total Sessions and groups forgotten: idle, or too many.",
+            "# TYPE router_affinity_forgotten_total counter",
+            f'router_affinity_forgotten_total{{reason="idle"}} {self._table.expired}',
+            f'router_affinity_forgotten_total{{reason="full"}} {self._table.evicted}',
+        ]
+        return "\n".join(lines) + "\n"
+
+    # ----------------------------------------------------------------------------------------------- during a request
+    @hookimpl
+    def identify(self, exchange: Exchange) -> Identity | None:
+        if exchange.settings(self).key == GROUP and (group := exchange.request.headers.get(GROUP_HEADER)):
+            return Identity(group=group)
+        return None
+
+    @hookimpl
+    async def request_start(self, exchange: Exchange) -> None:
+        settings: SessionAffinity.Settings = exchange.settings(self)
+        wish = read_wish(exchange.request.headers, pins_are_hard=settings.hard_pins)
+        affinity = Affinity(wish, mode=settings.mode, gate=Gate(settings.overload_absolute, settings.overload_relative))
+        if wish.is_sticky:
+            affinity.mode = "sticky"
+        if wish.is_sticky is not False:
+            affinity.key = self._key(exchange, settings, wish)
+        exchange.state[AFFINITY] = affinity
+
+    @hookimpl
+    def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Sequence[Worker] | None:
+        pin = _pin_of(exchange)
+        if pin is None or not pin.is_hard:
+            return None
+        pinned = self._pinned(pin)
+        kept = [worker for worker in workers if worker in pinned]
+        if not kept:
+            raise pinned_is_out(pin, pinned)
+        return kept
+
+    @hookimpl
+    def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:
+        affinity = exchange.state.get(AFFINITY)
+        if affinity is None or affinity.key is None or self._pinned_among(exchange, workers):
+            return None
+        if affinity.mode == "hash":
+            found = place_by_hash(affinity.key[1], workers, affinity.gate, self._ring)
+        else:
+            turn = self._turn(affinity, affinity.key)
+            found = place(turn.entry.worker, workers, affinity.gate, self._table.sessions_of)
+            self._table.reserve(turn, found.worker)
+        affinity.why = found.why
+        return {found.worker: found.score}
+
+    @hookimpl
+    def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
+        pinned = self._pinned_among(exchange, workers)
+        return min(pinned, key=lambda worker: (-scores[worker], worker.last_pick)) if pinned else None
+
+    @hookimpl
+    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
+        affinity = exchange.state.get(AFFINITY)
+        if affinity is not None and affinity.key is not None and affinity.mode == "sticky":
+            self._table.reserve(self._turn(affinity, affinity.key), attempt.worker)
+
+    @hookimpl
+    async def response_start(self, exchange: Exchange, answer: Answer) -> None:
+        if exchange.worker is not None and answer.error_code is None:
+            answer.headers.set(WORKER, exchange.worker.base_id)
+            answer.headers.set(RANK, str(exchange.worker.dp_rank or 0))
+
+    @hookimpl
+    def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
+        affinity = exchange.state.get(AFFINITY)
+        if affinity is None or affinity.turn is None:
+            return
+        now = self._router.clock.now()
+        if not (outcome.is_ok and exchange.attempts and _has_served(exchange.attempts[-1])):
+            self._table.fail(affinity.turn, now)
+            return
+        worker = exchange.attempts[-1].worker
+        old = self._table.succeed(affinity.turn, worker, now)
+        if old is not None:
+            self._moves[_reason(affinity)] += 1
+            if affinity.key is not None and affinity.key[0] == SESSION:
+                self._router.session_moved(affinity.key[1], old, worker)
+
+    # ----------------------------------------------------------------------------------------------------- the pieces
+    def _key(self, exchange: Exchange, settings: Settings, wish: Wish) -> Key | None:
+        """What this request is kept together by. Raises Reject (400) for a key that is too long."""
+        kind: str = settings.key
+        if kind == "none":
+            if not wish.is_sticky:
+                return None
+            kind = SESSION
+        key = exchange.session_id if kind == SESSION else exchange.identity.group
+        if not key:
+            return None
+        if len(key) > settings.max_key_characters:
+            where = GROUP_HEADER if kind == GROUP else self._session_header(exchange)
+            message = f"{len(key)} characters of a {kind}'s id, at most {settings.max_key_characters} are kept"
+            raise Reject(400, "key_too_long", f"{message} (plugins.session_affinity.max_key_characters)", where)
+        return kind, key
+
+    def _session_header(self, exchange: Exchange) -> str:
+        headers = exchange.request.headers
+        return next((name for name in self._router.settings.session_headers if name in headers), "session_id")
+
+    def _turn(self, affinity: Affinity, key: Key) -> Turn[Worker]:
+        if affinity.turn is None:
+            affinity.turn = self._table.begin(key, self._router.clock.now())
+        return affinity.turn
+
+    def _pinned(self, pin: Pin) -> list[Worker]:
+        """The registered workers that a pin names, whatever their state."""
+        return pinned_workers(pin, self._router.workers.find(pin.name))
+
+    def _pinned_among(self, exchange: Exchange, workers: Sequence[Worker]) -> list[Worker]:
+        pin = _pin_of(exchange)
+        return [] if pin is None else [worker for worker in self._pinned(pin) if worker in workers]
+
+
+def _pin_of(exchange: Exchange) -> Pin | None:
+    """The pin that holds for the next attempt."""
+    affinity = exchange.state.get(AFFINITY)
+    pin = affinity.wish.pin if affinity is not None else None
+    return None if pin is None or (pin.is_once and exchange.attempts) else pin
+
+
+def _reason(affinity: Affinity) -> str:
+    """Why a session moved: its request said so, its worker was out or overloaded, or other plugins wanted it."""
+    if affinity.wish.pin is not None:
+        return "pinned"
+    return "outvoted" if affinity.why == "stays" else affinity.why
+
+
+def _has_served(attempt: Attempt) -> bool:
+    """Whether the attempt ended in an answer that is no refusal."""
+    return attempt.outcome is not None and attempt.outcome.is_ok and attempt.status is not None and attempt.status < 400

@@ -1,0 +1,97 @@
+"""What a request's own headers ask for: a pin to a worker, and whether its session sticks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router_core import Headers, NoWorker, Reject, Worker
+
+WORKER, RANK = "x-base-worker-id", "x-target-dp-rank"
+ONCE, HARD, STICKY = "x-force-pin-once", "x-hard-pin", "x-is-sticky"
+_NAMES = {name.encode(): name for name in (WORKER, RANK, ONCE, HARD, STICKY)}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_WORKER_NAME = re.compile(r"^[\x21-\x7e]{1,2048}$")
+_RANK_NUMBER = re.compile(r"^\d{1,6}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A worker that the request names."""
+
+    name: str
+    """An id or URL, of one worker or of a server with several data-parallel ranks."""
+    rank: int | None
+    is_hard: bool
+    """No other worker will do."""
+    is_once: bool
+    """It holds for the first attempt alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """All that the headers ask for."""
+
+    pin: Pin | None = None
+    is_sticky: bool | None = None
+    """None leaves it to the setting."""
+
+
+NO_WISH = Wish()
+
+
+def read_wish(headers: Headers, *, pins_are_hard: bool) -> Wish:
+    """Reads the headers of a request. Raises Reject (400) naming the one that is wrong."""
+    found: dict[str, str] = {}
+    for field, value in headers.raw:
+        if field in _NAMES:
+            found.setdefault(_NAMES[field], value.decode("latin-1").strip())
+    if not found:
+        return NO_WISH
+    sticky = found.get(STICKY)
+    return Wish(_read_pin(found, pins_are_hard), None if sticky is None else read_boolean(STICKY, sticky))
+
+
+def read_boolean(name: str, text: str) -> bool:
+    """True or false. Raises Reject (400) naming what was asked for."""
+    value = _BOOLEANS.get(text.lower())
+    if value is None:
+        raise Reject(400, "bad_value", f"{name} must be true or false, not {text[:64]!r}", name)
+    return value
+
+
+def _read_pin(found: dict[str, str], pins_are_hard: bool) -> Pin | None:
+    is_once = read_boolean(ONCE, found[ONCE]) if ONCE in found else False
+    is_hard = read_boolean(HARD, found[HARD]) if HARD in found else None
+    rank = found.get(RANK)
+    if rank is not None and not _RANK_NUMBER.match(rank):
+        raise Reject(400, "bad_value", f"{RANK} must be a number from 0, not {rank[:64]!r}", RANK)
+    if (name := found.get(WORKER)) is None:
+        for header, is_asked in ((RANK, rank is not None), (ONCE, is_once), (HARD, bool(is_hard))):
+            if is_asked:
+                raise Reject(400, "missing_pin", f"{header} needs {WORKER} beside it", header)
+        return None
+    if not _WORKER_NAME.match(name):
+        raise Reject(400, "bad_value", f"{WORKER} must be the id or URL of a worker, not {name[:64]!r}", WORKER)
+    return Pin(name, None if rank is None else int(rank), pins_are_hard if is_hard is None else is_hard, is_once)
+
+
+def pinned_workers(pin: Pin, found: Sequence[Worker]) -> list[Worker]:
+    """Those of the workers found by its name that have its rank; a worker without rank counts as rank 0."""
+    return [worker for worker in found if pin.rank is None or (worker.dp_rank or 0) == pin.rank]
+
+
+def pinned_is_out(pin: Pin, pinned: Sequence[Worker]) -> NoWorker:
+    """What a request with a hard pin is told when nobody of ``pinned`` may take it."""
+    rank = "" if pin.rank is None else f", rank {pin.rank}"
+    if not pinned:
+        return NoWorker(f"{WORKER} {pin.name!r}{rank} is no registered worker, and the pin is hard", {})
+    reasons = {worker.url: _why_out(worker) for worker in pinned}
+    return NoWorker(f"{WORKER} {pin.name!r}{rank} may not take this request, and the pin is hard", reasons)
+
+
+def _why_out(worker: Worker) -> str:
+    if worker.is_ready:
+        return "ready, but not for this request"
+    return f"{worker.state}: {worker.reason}" if worker.reason else str(worker.state)
