@@ -66,6 +66,8 @@ class Pump:
 
     async def _next(self) -> bool:
         try:
+            if not self._is_complete:
+                await self._make_room()
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft("the client closed its connection")
@@ -73,8 +75,6 @@ class Pump:
             if not message.get("more_body", False):
                 self._is_complete = True
                 self._arrived.set()
-            else:
-                await self._make_room()
         except RouterError as error:
             self._error = error
             self._arrived.set()
