@@ -26,6 +26,7 @@ from router_core.hookspecs import API_VERSION, CallNext, hookimpl
 from router_core.router import Router
 from router_core.settings import PluginSettings, per_exchange
 from router_core.sse import EventSplitter, event_data
+from router_core.timing import HookTime, HookTimes
 from router_core.types import (
     Answer,
     Attempt,
@@ -58,6 +59,8 @@ __all__ = [
     "Headers",
     "Held",
     "HoldQueue",
+    "HookTime",
+    "HookTimes",
     "Identity",
     "MalformedBody",
     "NoWorker",
