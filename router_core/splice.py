@@ -45,15 +45,17 @@ def remove_top_level_key(body: bytes, name: str) -> bytes:
     """``body`` without any top-level occurrence of ``name``, its value and one comma; what is no object stays."""
     if not is_object(body):
         return body
-    for start, end in reversed(top_level_spans(body, name)):
-        before = body[: body.rindex(json.dumps(name).encode(), 0, start)].rstrip(b" \t\r\n")
-        after = body[end:]
+    key = json.dumps(name).encode()
+    parts, last = [], 0
+    for start, end in top_level_spans(body, name):
+        before = body[last : body.rindex(key, last, start)].rstrip(b" \t\r\n")
         if before.endswith(b","):
             before = before[:-1]
-        elif (rest := after.lstrip(b" \t\r\n")).startswith(b","):
-            after = rest[1:].lstrip(b" \t\r\n")
-        body = before + after
-    return body
+        elif body.startswith(b",", comma := _space_end(body, end)):
+            end = _space_end(body, comma + 1)
+        parts.append(before)
+        last = end
+    return b"".join([*parts, body[last:]])
 
 
 def top_level_spans(body: bytes, name: str) -> list[tuple[int, int]]:

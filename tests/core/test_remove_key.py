@@ -31,3 +31,8 @@ def test_only_the_key_and_one_comma_go() -> None:
 def test_a_body_without_the_key_or_no_object_stays_as_it_is() -> None:
     for body in (b'{"a": "text"}', b'["text"]', b'{"text": 1', b"", b"\xff"):
         assert remove_top_level_key(body, "text") == body
+
+
+def test_a_broken_body_raises_nothing() -> None:
+    for body in (b'{"text":"}', b'{"text"}', b'{"text":}', b'{"text":{"a":1}', b'{,"text":1,}'):
+        remove_top_level_key(body, "text")
