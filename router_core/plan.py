@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from router_core.errors import AttemptWithdrawn, ClientLeft, PluginError, Reject, WorkerFault
 from router_core.hookspecs import CallNext
+from router_core.timing import HookTimes
 from router_core.types import Answer, Attempt, Exchange, Identity, Outcome, Scores, Session, Worker
 
 log = logging.getLogger("router_core")
@@ -64,9 +65,12 @@ class Plan:
         *,
         hook_timeout_s: float,
         overrides: Mapping[str, Any] | None = None,
+        times: HookTimes | None = None,
     ) -> None:
+        """``times`` takes the time of every hook; without it none is taken, at no cost."""
         self.plugins = tuple(plugins)
         self._timeout_s = hook_timeout_s
+        self._times = times
         self._settings = {id(plugin.instance): plugin.settings for plugin in plugins}
         for plugin in plugins:
             if overrides and plugin.name in overrides:
@@ -89,7 +93,10 @@ class Plan:
         return tuple(plugin.name for plugin in self.plugins)
 
     def _calls(self, hook: str) -> tuple[Call, ...]:
-        return tuple((plugin, plugin.hooks[hook]) for plugin in self.plugins if hook in plugin.hooks)
+        calls = ((plugin, plugin.hooks[hook]) for plugin in self.plugins if hook in plugin.hooks)
+        if (times := self._times) is None:
+            return tuple(calls)
+        return tuple((plugin, times.timed(plugin.name, hook, call)) for plugin, call in calls)
 
     def settings_of(self, plugin: object) -> Any:
         """The settings that hold for this plan's exchanges."""
