@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
+from router_core.deadline import stopped
 from router_core.errors import ClientLeft, Reject, RouterError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -141,6 +142,12 @@ class Pump:
             raise RuntimeError("the body was streamed to a worker: it cannot be read any more")
         self._is_collecting = True
         self._taken.set()
+        if (body := self.whole) is None:
+            with stopped():
+                body = await self._wait_for_all()
+        return body
+
+    async def _wait_for_all(self) -> bytes:
         while (body := self.whole) is None:
             if self._error is not None:
                 raise self._error
