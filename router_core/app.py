@@ -100,7 +100,7 @@ class Application:
     def _front(self) -> Front:
         settings = self.config.router
         core: list[BaseRoute] = [
-            *HealthRoutes(self.workers).routes(),
+            *HealthRoutes(self.workers, self.router.warming).routes(),
             *SessionRoutes(self.sessions, self.plans, self.outside, settings).routes(),
             *StatsRoutes(self.workers, self._clock).routes(),
             *WorkerRoutes(self.workers, self._work, settings).routes(),

@@ -45,6 +45,9 @@ class Router:
         self._tasks = tasks
         self.exchanges: Set[Exchange] = frozenset()
         """The exchanges that run or wait at this moment; a live view."""
+        self.warming: dict[str, str] = {}
+        """What plugins still wait for before the router is ready: their name -> what it is, for people. Who puts
+        something in takes it out; meanwhile ``GET /readiness`` is 503 ``warming``, and requests pass."""
         self.find_tokenizer: Callable[[str | None], Any] = lambda name: None
         self.time_hooks: Callable[[], HookTimes] = HookTimes
         """Has the time of every hook taken from now on; call it in `startup`."""
