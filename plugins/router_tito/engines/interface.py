@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from router_core import ControlClient, Request, Worker
-
 from router_tito.tokenizer import Tokenizer
 
 
