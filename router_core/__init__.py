@@ -24,8 +24,11 @@ from router_core.headers import Headers
 from router_core.holds import Held, HoldQueue
 from router_core.hookspecs import API_VERSION, CallNext, hookimpl
 from router_core.router import Router
+from router_core.scan import FoundValue, Pieces, Sink, ValueScanner, keep_nothing
 from router_core.settings import PluginSettings, per_exchange
 from router_core.sse import EventSplitter, event_data
+from router_core.strip import MemberStripper, without_members
+from router_core.timing import HookTime, HookTimes
 from router_core.types import (
     Answer,
     Attempt,
@@ -55,14 +58,19 @@ __all__ = [
     "ControlClient",
     "EventSplitter",
     "Exchange",
+    "FoundValue",
     "Headers",
     "Held",
     "HoldQueue",
+    "HookTime",
+    "HookTimes",
     "Identity",
     "MalformedBody",
+    "MemberStripper",
     "NoWorker",
     "Outcome",
     "OutcomeKind",
+    "Pieces",
     "PluginError",
     "PluginSettings",
     "Reject",
@@ -71,7 +79,9 @@ __all__ = [
     "RouterError",
     "Scores",
     "Session",
+    "Sink",
     "StateKey",
+    "ValueScanner",
     "Worker",
     "WorkerFault",
     "WorkerLost",
@@ -81,7 +91,9 @@ __all__ = [
     "checked_version",
     "event_data",
     "hookimpl",
+    "keep_nothing",
     "per_exchange",
     "read_json",
     "update_workers",
+    "without_members",
 ]

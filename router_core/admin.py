@@ -322,10 +322,11 @@ def _brief(session: Session) -> dict[str, Any]:
 
 
 class HealthRoutes:
-    """Whether the process lives, and whether a request would find a worker."""
+    """Whether the process lives, and whether a request would find a worker and all plugins warm."""
 
-    def __init__(self, workers: WorkerTable) -> None:
+    def __init__(self, workers: WorkerTable, warming: Mapping[str, str]) -> None:
         self._workers = workers
+        self._warming = warming
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -338,6 +339,9 @@ class HealthRoutes:
         return JSONResponse({"status": "ok", "workers": len(self._workers), "ready": len(self._workers.ready())})
 
     async def readiness(self, request: Request) -> Response:
+        if self._warming:
+            told = "; ".join(f"{name}: {what}" for name, what in self._warming.items())
+            raise Reject(503, "warming", told, retry_after_s=1)
         if not self._workers.ready():
             raise Reject(503, "no_worker", "no worker is ready", retry_after_s=1)
         return JSONResponse({"status": "ready", "ready": len(self._workers.ready())})

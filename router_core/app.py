@@ -82,6 +82,9 @@ class Application:
         self.router = Router(settings, self._clock, self._tasks, self.workers, self.sessions, self.holds, self._control)
         self.router.find_tokenizer = self.outside.find_tokenizer
         self.router.session_moved = self.outside.session_moved
+        self.router.time_hooks = self.plans.time_hooks
+        self.router.plugin_errors = self.outside.errors
+        self.router.plugin_metrics = self.outside.metrics
         self.proxy = Proxy(
             settings, self.plans, self.workers, self.sessions, self._upstream, self.holds, self._work, self._clock
         )
@@ -97,7 +100,7 @@ class Application:
     def _front(self) -> Front:
         settings = self.config.router
         core: list[BaseRoute] = [
-            *HealthRoutes(self.workers).routes(),
+            *HealthRoutes(self.workers, self.router.warming).routes(),
             *SessionRoutes(self.sessions, self.plans, self.outside, settings).routes(),
             *StatsRoutes(self.workers, self._clock).routes(),
             *WorkerRoutes(self.workers, self._work, settings).routes(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,17 +71,20 @@ class OutsideHooks:
         return None
 
     def metrics(self) -> str:
-        """What every plugin adds to the metrics page."""
+        """What every plugin adds to the metrics page; a part that would break the page is left out."""
         parts = []
         for plugin, call in self._calls("metrics"):
             try:
                 part = call()
+                if part:
+                    parts.append(_checked_metrics(part))
             except Exception as error:  # noqa: BLE001  # the page shows the others
                 plugin.failed("metrics", error)
-                continue
-            if isinstance(part, str) and part:
-                parts.append(part if part.endswith("\n") else part + "\n")
         return "".join(parts)
+
+    def errors(self) -> dict[tuple[str, str], int]:
+        """(plugin, hook) -> how often it failed."""
+        return {(plugin.name, hook): count for plugin in self._plugins for hook, count in plugin.errors.items()}
 
     # --------------------------------------------------------------------------------------------------------- routes
     def routes(self, core: Sequence[BaseRoute]) -> list[BaseRoute]:
@@ -156,6 +160,21 @@ TOP_LEVEL: dict[str, tuple[str, ...]] = {
 """Plugin -> the top-level path segments that are its own by design."""
 SHARED = ("v1",)
 """First path segments that belong to the workers: of these a plugin gets the very paths of its routes and no others."""
+
+
+_METRICS_LINE = re.compile(
+    r"(#.*)?|[a-zA-Z_:][a-zA-Z0-9_:]*[ \t]*(\{.*\})?[ \t]+[0-9eE.+naifNAIF-]+([ \t]+-?[0-9]+)?[ \t]*"
+)
+
+
+def _checked_metrics(part: object) -> str:
+    """Raises ValueError for what is no Prometheus text."""
+    if not isinstance(part, str):
+        raise ValueError(f"answered {part!r}, not a text")
+    for number, line in enumerate(part.split("\n"), 1):
+        if not _METRICS_LINE.fullmatch(line):
+            raise ValueError(f"line {number} is no Prometheus text: {line[:100]!r}")
+    return part if part.endswith("\n") else part + "\n"
 
 
 def path_of(route: BaseRoute) -> str:

@@ -13,7 +13,7 @@ from router_core.attempt import Attempts
 from router_core.clock import Clock
 from router_core.delivery import Delivery, Send
 from router_core.errors import ClientLeft, Reject
-from router_core.failures import answer_for, outcome_of
+from router_core.failures import SHUTTING_DOWN, answer_for, outcome_of
 from router_core.headers import Headers, content_length, end_to_end, forwarded
 from router_core.holds import HoldQueue
 from router_core.plan import Plan
@@ -97,11 +97,8 @@ class Proxy:
         exchange, pump = self._exchange(scope, receive, path)
         try:
             plan = self._enter(exchange, session_id)
-        except Reject as error:
-            early = Delivery(exchange, self._plans.nothing, send, http_version="1.1", max_collected_bytes=0)
-            answer = answer_for(error, exchange)
-            await early.begin(answer)
-            await early.finish(answer)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
+            await self._refuse(exchange, error, send)
             return
         delivery = Delivery(
             exchange,
@@ -115,15 +112,35 @@ class Proxy:
         try:
             outcome = await self._serve(exchange, plan, pump, delivery)
         except asyncio.CancelledError:
-            outcome = Outcome(OutcomeKind.CLIENT_LEFT, None, "cancelled")
-            if self.is_stopping:
-                outcome = Outcome(OutcomeKind.TIMED_OUT, None, "shutdown", "cut at the end of shutdown_grace_s")
-            raise
+            if (why := exchange.take_interruption()) is None:
+                kind = OutcomeKind.TIMED_OUT if self.is_stopping else OutcomeKind.CLIENT_LEFT
+                outcome = Outcome(kind, None, "cancelled", "the server gave the request up")
+                raise
+            _uncancel()
+            outcome = outcome_of(why)
         finally:
+            exchange.on_interrupt(None)
             if delivery.has_begun and not delivery.is_whole and isinstance(broken := scope.get(BROKEN), Broken):
                 broken.is_broken = True
             pump.detach()
-            self._end(exchange, plan, outcome)
+            await self._end(exchange, plan, outcome, delivery)
+
+    def cut(self) -> None:
+        """Stops every exchange that runs: a 503 where nothing of an answer has left, else a broken transfer."""
+        for exchange in list(self.running):
+            exchange.interrupt(
+                Reject(503, SHUTTING_DOWN, "the router stops (router.shutdown_grace_s)", retry_after_s=1)
+            )
+
+    async def _refuse(self, exchange: Exchange, error: Exception, send: Send) -> None:
+        """Answers a request for which no plan could be found."""
+        delivery = Delivery(exchange, self._plans.nothing, send, http_version="1.1", max_collected_bytes=0)
+        answer = answer_for(error, exchange)
+        try:
+            await delivery.begin(answer)
+            await delivery.finish(answer)
+        except ClientLeft:
+            pass
 
     # ----------------------------------------------------------------------------------------------------- beginning
     def _exchange(self, scope: Scope, receive: Receive, path: bytes | None) -> tuple[Exchange, Pump]:
@@ -152,6 +169,8 @@ class Proxy:
 
     def _enter(self, exchange: Exchange, session_id: str | None) -> Plan:
         """Finds session, profile and plan. Raises Reject."""
+        if self.is_stopping:
+            raise Reject(503, SHUTTING_DOWN, "the router stops and takes no new request", retry_after_s=1)
         session = None
         if session_id is not None:
             check_session_id(session_id)
@@ -178,14 +197,13 @@ class Proxy:
         assert task is not None  # a coroutine that runs has a task
         exchange.on_interrupt(task.cancel)
         reading: asyncio.Task[None] | None = None
-        answer: Answer | None = None
         try:
             try:
                 await self._stoppable(exchange, pump.begin())
                 reading = asyncio.get_running_loop().create_task(pump.run(), name=f"pump {exchange.id}")
                 answer = await self._stoppable(exchange, self._answer(exchange, plan))
                 await self._stoppable(exchange, delivery.prepare(answer))
-                outcome = Outcome(OutcomeKind.WORKER_ERROR if answer.status >= 500 else OutcomeKind.OK, answer.status)
+                outcome = _outcome(exchange, answer)
             except ClientLeft:
                 raise
             except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
@@ -194,11 +212,8 @@ class Proxy:
         except ClientLeft as error:
             return outcome_of(error)
         finally:
-            exchange.on_interrupt(None)
             if reading is not None:
                 reading.cancel()
-            if answer is not None and not delivery.is_whole:
-                await _give_up(answer)
 
     async def _answer(self, exchange: Exchange, plan: Plan) -> Answer:
         identity = plan.identify(exchange)
@@ -216,10 +231,14 @@ class Proxy:
         try:
             self._stamp(exchange, answer)
             await self._stoppable(exchange, plan.response_start(exchange, answer))
+            if delivery.collects:  # a hook may have wrapped it
+                await self._stoppable(exchange, delivery.prepare(answer))
             await self._stoppable(exchange, delivery.begin(answer))
         except ClientLeft:
             raise
         except Exception as error:  # noqa: BLE001  # the same: an answer for this exchange alone
+            if delivery.has_begun:
+                return self._broken(exchange, error)
             await _give_up(answer)
             answer, outcome = answer_for(error, exchange), outcome_of(error)
             await self._stoppable(exchange, delivery.begin(answer))
@@ -228,10 +247,13 @@ class Proxy:
         except ClientLeft:
             raise
         except Exception as error:  # noqa: BLE001  # the head has left: all that can be done is to break the transfer
-            log.warning("%r broke after its answer had begun: %r", exchange, error)
-            await _give_up(answer)
-            return outcome_of(error)
+            return self._broken(exchange, error)
         return outcome
+
+    @staticmethod
+    def _broken(exchange: Exchange, error: Exception) -> Outcome:
+        log.warning("%r broke after its answer had begun: %r", exchange, error)
+        return outcome_of(error)
 
     def _stamp(self, exchange: Exchange, answer: Answer) -> None:
         if exchange.worker is not None and answer.error_code is None:
@@ -258,12 +280,22 @@ class Proxy:
         return result
 
     # -------------------------------------------------------------------------------------------------------- ending
-    def _end(self, exchange: Exchange, plan: Plan, outcome: Outcome) -> None:
-        for attempt in exchange.attempts:
-            self._attempts.end(attempt, outcome)
+    async def _end(self, exchange: Exchange, plan: Plan, outcome: Outcome, delivery: Delivery) -> None:
+        """Attempts first, then what wrapped the answer, then the observers: once, even if cancelled meanwhile."""
+        exchange.ended_at = self._clock.now()
+        self._attempts.end_all(exchange, outcome)
+        try:
+            if delivery.answer is not None and not delivery.is_whole:
+                async with asyncio.timeout(self._settings.hook_timeout_s):
+                    await _give_up(delivery.answer)
+        except TimeoutError:
+            log.error("%r: what wrapped its answer does not end (router.hook_timeout_s)", exchange)
+        finally:
+            self._leave(exchange, plan, outcome)
+
+    def _leave(self, exchange: Exchange, plan: Plan, outcome: Outcome) -> None:
         if exchange.session is not None:
             self._sessions.leave(exchange.session, exchange)
-        exchange.ended_at = self._clock.now()
         self.running.discard(exchange)
         if outcome.kind not in (OutcomeKind.OK, OutcomeKind.CLIENT_LEFT):
             worker = exchange.worker.url if exchange.worker else "none"
@@ -271,6 +303,13 @@ class Proxy:
                 "%r ended %s (%s), worker %s: %s", exchange, outcome.kind, outcome.code, worker, outcome.message
             )
         plan.response_end(exchange, outcome)
+
+
+def _outcome(exchange: Exchange, answer: Answer) -> Outcome:
+    """How an exchange ended whose answer is whole: nobody but the router or a plugin refuses without an attempt."""
+    if answer.status >= 400 and not exchange.attempts:
+        return Outcome(OutcomeKind.REJECTED, answer.status, answer.error_code)
+    return Outcome(OutcomeKind.WORKER_ERROR if answer.status >= 500 else OutcomeKind.OK, answer.status)
 
 
 async def _give_up(answer: Answer) -> None:
@@ -283,7 +322,8 @@ async def _give_up(answer: Answer) -> None:
 
 def _uncancel() -> None:
     if (task := asyncio.current_task()) is not None:
-        task.uncancel()
+        while task.uncancel():
+            pass
 
 
 async def _flush_cancellation() -> None:
@@ -292,4 +332,4 @@ async def _flush_cancellation() -> None:
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            task.uncancel()
+            _uncancel()

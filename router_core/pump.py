@@ -54,6 +54,8 @@ class Pump:
     # ------------------------------------------------------------------------------------------------ the reading side
     async def begin(self) -> None:
         """Takes in the first piece, which is the whole of most bodies. Raises ClientLeft, Reject."""
+        if self.length is not None and self.length > self._max_body_bytes:
+            raise self._too_long()
         if not await self._next():
             raise self._error or ClientLeft("the client closed its connection")
 
@@ -83,16 +85,15 @@ class Pump:
     def _put(self, piece: bytes) -> None:
         self._received += len(piece)
         if self._received > self._max_body_bytes:
-            raise Reject(
-                413,
-                "body_too_large",
-                f"the body is longer than {self._max_body_bytes} bytes (router.max_body_bytes)",
-                "content-length",
-            )
+            raise self._too_long()
         if piece and not self._is_complete:
             self._pieces.append(piece)
             self._buffered += len(piece)
             self._arrived.set()
+
+    def _too_long(self) -> Reject:
+        limit = f"{self._max_body_bytes} bytes (router.max_body_bytes)"
+        return Reject(413, "body_too_large", f"the body is longer than {limit}", "content-length")
 
     async def _make_room(self) -> None:
         """Waits while the buffer is full; raises Reject for a held body above its bound."""

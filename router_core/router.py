@@ -13,6 +13,7 @@ from router_core.holds import HoldQueue
 from router_core.sessions import SessionTable
 from router_core.settings import RouterSettings
 from router_core.tasks import Tasks
+from router_core.timing import HookTimes
 from router_core.types import Exchange, Session, Worker
 from router_core.workers import WorkerTable
 
@@ -44,7 +45,16 @@ class Router:
         self._tasks = tasks
         self.exchanges: Set[Exchange] = frozenset()
         """The exchanges that run or wait at this moment; a live view."""
+        self.warming: dict[str, str] = {}
+        """What plugins still wait for before the router is ready: their name -> what it is, for people. Who puts
+        something in takes it out; meanwhile ``GET /readiness`` is 503 ``warming``, and requests pass."""
         self.find_tokenizer: Callable[[str | None], Any] = lambda name: None
+        self.time_hooks: Callable[[], HookTimes] = HookTimes
+        """Has the time of every hook taken from now on; call it in `startup`."""
+        self.plugin_errors: Callable[[], dict[tuple[str, str], int]] = dict
+        """(plugin, hook) -> how often it failed."""
+        self.plugin_metrics: Callable[[], str] = str
+        """What the plugins' `metrics` hooks say, joined."""
         self.session_moved: Callable[[str, Worker, Worker], None] = lambda session_id, old, new: None
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:

@@ -8,18 +8,24 @@ import json
 import logging
 import os
 import socket
+import time
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
 from router_core.app import Application
 from router_core.errors import ConfigError
+from router_core.protocol import Protocol
 from router_core.settings import RouterSettings
 
 log = logging.getLogger("router_core")
 
 BACKLOG = 8192
 KEEP_ALIVE_S = 75
+CUT_S = 2.0
+"""Seconds that requests get to end after they were cut."""
+DRAIN_POLL_S = 0.1
 GC_THRESHOLDS = (20_000, 20, 50)
 """Exchanges make no cycles of their own, so the collector may look less often than Python's default."""
 QUIET = (
@@ -58,11 +64,10 @@ class Server(uvicorn.Server):
     def __init__(self, application: Application, listener: socket.socket) -> None:
         self._application = application
         self._listener = listener
-        settings = application.config.router
         super().__init__(
             uvicorn.Config(
                 application.app,
-                http="httptools",
+                http=Protocol,
                 ws="none",
                 loop="auto",
                 lifespan="on",
@@ -74,10 +79,11 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=settings.shutdown_grace_s,  # type: ignore[arg-type]  # seconds may be a fraction
             )
         )
         self.ready = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -85,13 +91,58 @@ class Server(uvicorn.Server):
             self._publish(self._application.config.router)
             self.ready.set()
 
+    def stop(self) -> None:
+        """Ends `run_here`: refuses what is new, lets what runs finish, then cuts it."""
+        self.should_exit = True
+        self._woken.set()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if not self.should_exit:
+            await self._woken.wait()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """The stages of an end: no new connection, the grace, the cut, and the application's own end."""
+        proxy, grace_s = self._application.proxy, self._application.config.router.shutdown_grace_s
         self._application.begin_stop()
-        running = len(self._application.proxy.running)
-        if running:
-            grace = self._application.config.router.shutdown_grace_s
-            log.info("stopping: %d requests may go on for %g s (router.shutdown_grace_s)", running, grace)
-        await super().shutdown(sockets=sockets)
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if proxy.running:
+            log.info("stopping: %d requests may go on for %g s (router.shutdown_grace_s)", len(proxy.running), grace_s)
+        if not await self._drained(grace_s):
+            log.warning("stopping: %d requests are cut", len(proxy.running))
+            proxy.cut()
+            if not await self._drained(CUT_S):
+                tasks = list(self.server_state.tasks)
+                for task in tasks:
+                    task.cancel()
+                await self._drained(CUT_S)
+        await self.lifespan.shutdown()
+
+    async def _drained(self, timeout_s: float) -> bool:
+        """Waits until every request has been answered and every connection has been closed; a second Ctrl-C ends it."""
+        end = time.monotonic() + timeout_s
+        while True:
+            await asyncio.sleep(0)  # connections that were told to close do it in the next round
+            tasks = set(self.server_state.tasks)
+            if not tasks and not self.server_state.connections:
+                return True
+            left = end - time.monotonic()
+            if left <= 0 or self.force_exit:
+                return False
+            if tasks:
+                await asyncio.wait(tasks, timeout=min(left, DRAIN_POLL_S))
+            else:
+                await asyncio.sleep(min(left, DRAIN_POLL_S / 10))
 
     def _publish(self, settings: RouterSettings) -> None:
         url = url_of(self._listener)

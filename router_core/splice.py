@@ -1,4 +1,4 @@
-"""Changes one top-level key of a JSON object without touching any other byte of it."""
+"""Sets or removes one top-level key of a JSON object without touching any other byte of it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,23 @@ def set_top_level_key(body: bytes, name: str, value: bytes) -> bytes:
     inner = body[:close].rstrip(b" \t\r\n")
     comma = b"" if inner.endswith(b"{") and not inner[:-1].strip(b" \t\r\n") else b", "
     return b"".join((inner, comma, json.dumps(name).encode(), b": ", value, body[close:]))
+
+
+def remove_top_level_key(body: bytes, name: str) -> bytes:
+    """``body`` without any top-level occurrence of ``name``, its value and one comma; what is no object stays."""
+    if not is_object(body):
+        return body
+    key = json.dumps(name).encode()
+    parts, last = [], 0
+    for start, end in top_level_spans(body, name):
+        before = body[last : body.rindex(key, last, start)].rstrip(b" \t\r\n")
+        if before.endswith(b","):
+            before = before[:-1]
+        elif body.startswith(b",", comma := _space_end(body, end)):
+            end = _space_end(body, comma + 1)
+        parts.append(before)
+        last = end
+    return b"".join([*parts, body[last:]])
 
 
 def top_level_spans(body: bytes, name: str) -> list[tuple[int, int]]:

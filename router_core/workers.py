@@ -103,7 +103,8 @@ class WorkerTable:
         else:
             worker.generation = self._generation
             worker.cache_epoch += 1
-            worker.weight_version = worker.pending_weight_version = None  # it may have been restarted
+            worker.weight_version_at = 0.0  # it may have been restarted
+            worker.pending_weight_version = None
             self.update(worker, **fields)
             if (idle := self._idle.pop(worker, None)) is not None:
                 idle.set()
@@ -138,8 +139,7 @@ class WorkerTable:
         _take(worker, fields)
         if fields.get("weight_version") is not None:
             worker.weight_version_at = self._clock.now()
-            if worker.pending_weight_version == worker.weight_version:
-                worker.pending_weight_version = None
+            worker.pending_weight_version = fields.get("pending_weight_version")  # type: ignore[assignment]  # a text
         self._on_room()
 
     def set_stats(self, worker: Worker, stats: dict[str, float]) -> None:

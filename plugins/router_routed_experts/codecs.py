@@ -20,9 +20,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from router_core import FoundValue, Pieces, Sink, ValueScanner
 from router_routed_experts.base64_stream import Base64Stream
 from router_routed_experts.reasons import Reason, RowsError
-from router_routed_experts.scan import FoundValue, Pieces, Sink, ValueScanner
 
 RAW_DTYPES = {"sglang": "int32"}
 """The dtype of a value without a header, by worker dialect; vLLM sends none without."""
@@ -220,7 +220,7 @@ def decode_object(value: bytes, raw_dtype: str | None) -> Decoded:
         decoders.append(ExpertDecoder(raw_dtype))
         return decoders[-1]
 
-    scanner = ValueScanner(b"data", open_sink)
+    scanner = ValueScanner(b"data", open_sink=open_sink)
     scanner.feed(value)
     try:
         fields = orjson.loads(scanner.rest_bytes())

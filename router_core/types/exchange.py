@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +12,9 @@ from router_core.types.attempt import Attempt
 from router_core.types.request import Request
 from router_core.types.state import State
 from router_core.types.worker import Worker
+
+STOP_AGAIN_S = 1.0
+"""Seconds after which an exchange that was interrupted and still runs is interrupted again."""
 
 
 class Session:
@@ -192,7 +196,13 @@ class Exchange:
         """Stops the exchange wherever it is. The first reason stands; a Reject before the head has left is answered."""
         if self.interruption is None and self._interrupt is not None:
             self.interruption = self._pending = why
+            self._stop()
+
+    def _stop(self) -> None:
+        """Again and again until the core has the interruption: a plugin may swallow a cancellation."""
+        if self._pending is not None and self._interrupt is not None:
             self._interrupt()
+            asyncio.get_running_loop().call_later(STOP_AGAIN_S, self._stop)
 
     # for the core
     def serve_by(self, services: ExchangeServices) -> None:

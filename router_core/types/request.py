@@ -10,7 +10,7 @@ import orjson
 
 from router_core.errors import MalformedBody
 from router_core.headers import Headers
-from router_core.splice import set_top_level_key
+from router_core.splice import remove_top_level_key, set_top_level_key
 
 
 class BodySource(Protocol):
@@ -54,7 +54,7 @@ class Request:
         """The client's end-to-end fields; what is changed here reaches the worker."""
         self._source = source
         self._body: bytes | None = None
-        self._edits: list[tuple[str, bytes]] = []
+        self._edits: list[tuple[str, bytes | None]] = []  # None: the key goes
 
     async def body(self) -> bytes:
         """The body, whole, with every change applied.
@@ -66,7 +66,7 @@ class Request:
             if not self._edits:
                 return body
             for name, value in self._edits:
-                body = set_top_level_key(body, name, value)
+                body = _edited(body, name, value)
             self._edits, self._body = [], body
         return self._body
 
@@ -78,7 +78,7 @@ class Request:
         except orjson.JSONDecodeError:
             try:
                 return json.loads(body)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise MalformedBody(f"the body is not JSON: {error}") from error
 
     def set_body(self, body: bytes) -> None:
@@ -92,11 +92,17 @@ class Request:
 
         A body that is no JSON object is left alone: the worker's own 400 tells the client.
         """
-        text = orjson.dumps(value)
+        self._edit(name, orjson.dumps(value))
+
+    def remove_key(self, name: str) -> None:
+        """Takes one top-level key out of a JSON body; the other bytes stay as they are."""
+        self._edit(name, None)
+
+    def _edit(self, name: str, value: bytes | None) -> None:
         if self._body is not None:
-            self._body = set_top_level_key(self._body, name, text)
+            self._body = _edited(self._body, name, value)
         else:
-            self._edits.append((name, text))
+            self._edits.append((name, value))
 
     def accept_identity(self) -> None:
         """Asks the worker for an uncompressed answer; call it before ``call_next`` if you will read the answer."""
@@ -128,3 +134,7 @@ class Request:
         copy = Request(self.method, self.path, self.query, self.headers.copy(), self._source)
         copy._body, copy._edits = self._body, list(self._edits)
         return copy
+
+
+def _edited(body: bytes, name: str, value: bytes | None) -> bytes:
+    return remove_top_level_key(body, name) if value is None else set_top_level_key(body, name, value)

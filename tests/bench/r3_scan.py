@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "plugins"))
 from router_routed_experts.codecs import decode_found, open_decoder
 from router_routed_experts.places import places_of
 from router_routed_experts.rows import Layout, RowTable, judge
-from router_routed_experts.scan import ValueScanner
+
+from router_core import ValueScanner
 
 LAYERS, TOP_K, EXPERTS = 48, 8, 128
 
@@ -86,13 +87,13 @@ def run(dialect: str, mebibytes: int, size: int) -> None:
     layout = Layout(LAYERS, TOP_K, EXPERTS)
 
     def scan(sink: Callable[[bool], object]) -> ValueScanner:
-        scanner = ValueScanner(open_sink=sink)
+        scanner = ValueScanner(b"routed_experts", open_sink=sink)
         for chunk in chunks:
             scanner.feed(chunk)
         return scanner
 
     def strip() -> None:
-        scanner = ValueScanner(open_sink=lambda is_string: Nothing(), replacement=b"null")
+        scanner = ValueScanner(b"routed_experts", open_sink=lambda is_string: Nothing(), replacement=b"null")
         for chunk in chunks:
             scanner.feed(chunk)
             scanner.drain()

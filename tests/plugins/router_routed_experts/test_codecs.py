@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from router_routed_experts.codecs import Decoded, ExpertDecoder, decode_found, decode_object, open_decoder
 from router_routed_experts.reasons import Reason, RowsError
-from router_routed_experts.scan import ValueScanner
+
+from router_core import ValueScanner
 
 from .answers import dumped, experts_of, generate_answer, npy_text, raw_text
 
@@ -167,7 +168,7 @@ def test_a_scanner_decodes_each_value_as_it_comes(size: int) -> None:
     experts = experts_of(12)
     value = {"data": raw_text(experts), "shape": list(experts.shape), "start": 0}
     body = dumped([generate_answer(raw_text(experts)), generate_answer(npy_text(experts)), generate_answer(value)])
-    scanner = ValueScanner(open_sink=open_decoder("int32"))
+    scanner = ValueScanner(b"routed_experts", open_sink=open_decoder("int32"))
     for start in range(0, len(body), size):
         scanner.feed(body[start : start + size])
     for found in scanner.values:
@@ -176,7 +177,7 @@ def test_a_scanner_decodes_each_value_as_it_comes(size: int) -> None:
 
 
 def test_a_value_that_breaks_off_is_told() -> None:
-    scanner = ValueScanner(open_sink=open_decoder("int32"))
+    scanner = ValueScanner(b"routed_experts", open_sink=open_decoder("int32"))
     scanner.feed(b'{"routed_experts":"AAAA')
     assert reason_of(decode_found, scanner.values[0], "int32") is Reason.TRUNCATED
 
@@ -184,7 +185,7 @@ def test_a_value_that_breaks_off_is_told() -> None:
 def test_pieces_that_were_only_kept_can_be_decoded_later() -> None:
     experts = experts_of(12)
     body = dumped(generate_answer(raw_text(experts)))
-    scanner = ValueScanner()
+    scanner = ValueScanner(b"routed_experts")
     for start in range(0, len(body), 50):
         scanner.feed(body[start : start + 50])
     assert decode_found(scanner.values[0], "int32").ids.tolist() == experts.ravel().tolist()
@@ -195,14 +196,14 @@ def test_a_sink_that_keeps_nothing_has_nothing_to_decode() -> None:
         def write(self, piece: memoryview) -> None:
             pass
 
-    scanner = ValueScanner(open_sink=lambda is_string: Nothing())
+    scanner = ValueScanner(b"routed_experts", open_sink=lambda is_string: Nothing())
     scanner.feed(b'{"routed_experts":"AAAA"}')
     with pytest.raises(TypeError, match="Nothing keeps nothing"):
         decode_found(scanner.values[0], "int32")
 
 
 def test_a_scanner_and_its_chunks_are_freed_at_once() -> None:
-    scanner = ValueScanner()
+    scanner = ValueScanner(b"routed_experts")
     gone = weakref.ref(scanner)
     gc.disable()
     try:

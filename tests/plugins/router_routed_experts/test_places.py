@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import orjson
 from router_routed_experts.places import Place, newest_by_choice, places_of
-from router_routed_experts.scan import ValueScanner
+
+from router_core import ValueScanner
 
 from .answers import dumped, generate_answer
 
 
 def places_in(answer: object) -> list[tuple[int, str, int | None]]:
-    scanner = ValueScanner()
+    scanner = ValueScanner(b"routed_experts")
     scanner.feed(dumped(answer))
     return [(place.choice, place.path, place.value_index) for place in places_of(orjson.loads(scanner.rest_bytes()))]
 

@@ -1,8 +1,8 @@
-"""Finds the values of one key in JSON or SSE bytes without parsing them, and cuts them out.
+"""Finds the values of some keys in JSON or SSE bytes without parsing them, and cuts them out.
 
-Why a search for bytes is exact: a quote inside a JSON string is written ``\\"``, so ``"routed_experts"`` with a first
-quote behind no backslash is a whole string, and a string followed by ``:`` is a key. Text that a model or a user
-wrote may contain the key in any form and is never taken. Only a key spelt with escapes is not seen.
+Why a search for bytes is exact: a quote inside a JSON string is written ``\\"``, so ``"a_key"`` with a first quote
+behind no backslash is a whole string, and a string followed by ``:`` is a key. Text that a model or a user wrote may
+contain the key in any form and is never taken. Only a key spelt with escapes is not seen.
 
 A value that is a string, an object or an array is handed on piece by piece as it comes (memoryviews of the chunks,
 nothing is copied), and a placeholder stands in for it in the rest: the string ``"0"`` for the first, ``"1"`` for the
@@ -16,10 +16,9 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
-KEY = b"routed_experts"
-
 STRUCTURE = re.compile(rb'["{}\[\]]')
 NOT_WHITESPACE = re.compile(rb"[^ \t\r\n]")
+SCALAR_END = re.compile(rb"[,}\] \t\r\n]")
 
 
 class Sink(Protocol):
@@ -47,6 +46,21 @@ def keep_pieces(is_string: bool) -> Sink:
     return Pieces()
 
 
+class Nowhere:
+    """A sink that keeps nothing."""
+
+    def write(self, piece: memoryview) -> None:
+        pass
+
+
+_NOWHERE = Nowhere()
+
+
+def keep_nothing(is_string: bool) -> Sink:
+    """The ``open_sink`` of a scanner whose values are not wanted."""
+    return _NOWHERE
+
+
 class FoundValue:
     """One value of the key: bytes ``[start, stop)`` of the stream, without the quotes of a string.
 
@@ -63,25 +77,32 @@ class FoundValue:
 
 
 class ValueScanner:
-    """Reads a body chunk by chunk, cut anywhere, and finds each value of ``key``.
+    """Reads a body chunk by chunk, cut anywhere, and finds each value of ``keys``.
 
     ``open_sink(is_string)`` makes the sink of each value. The body without the values is kept in ``rest`` as pieces
-    that refer to the chunks, unless ``keeps_rest`` is off.
+    that refer to the chunks, until ``drain`` takes them. With a ``replacement`` those very bytes stand in for a whole
+    value instead of a placeholder; with ``takes_scalars`` also for a null, a number or a boolean.
     """
 
     def __init__(
-        self, key: bytes = KEY, open_sink: Callable[[bool], Sink] = keep_pieces, *, replacement: bytes | None = None
+        self,
+        *keys: bytes,
+        open_sink: Callable[[bool], Sink] = keep_pieces,
+        replacement: bytes | None = None,
+        takes_scalars: bool = False,
     ) -> None:
         self.values: list[FoundValue] = []
         self.rest: list[bytes | memoryview] = []
         self._open_sink = open_sink
         self._replacement = replacement
-        self._needle = b'"' + key + b'"'
+        self._takes_scalars = takes_scalars
+        self._needles = [b'"' + key + b'"' for key in keys]
+        self._reach = max(map(len, self._needles))
         # a function of the class: a bound method would be a cycle and keep all chunks until the next collection
         self._step: Callable[[ValueScanner, bytes, memoryview, int], int] = ValueScanner._seek
         self._offset = 0  # in the stream, of the chunk at hand
         self._kept_from = 0  # in the chunk at hand: what follows belongs to the rest
-        self._tail = b""  # what the last chunk ended with: the needle, or a backslash before it, may stand there
+        self._tail = b""  # what the last chunk ended with: a needle, or a backslash before it, may stand there
         self._ends_escaped = False  # the last chunk ended, within a string, with a backslash that escapes
         self._depth = 0
         self._is_quoted = False  # in a string inside an object or array
@@ -115,23 +136,28 @@ class ValueScanner:
             self.rest.append(piece)
 
     def _seek(self, chunk: bytes, view: memoryview, at: int) -> int:
-        size = len(self._needle)
         if at == 0 and self._tail:
-            window = self._tail + chunk[: size - 1]
-            found = self._find(window, max(0, len(self._tail) - size + 1))
-            if found >= 0:
-                return self._found_needle(found + size - len(self._tail))
-        found = self._find(chunk, at)
-        if found >= 0:
-            return self._found_needle(found + size)
-        self._tail = (self._tail + chunk[max(at, len(chunk) - size) :])[-size:]
+            size = len(self._tail)
+            window = self._tail + chunk[: self._reach - 1]
+            end = self._find(window, lambda needle: max(0, size - len(needle) + 1))
+            if end >= 0:
+                return self._found_needle(end - size)
+        end = self._find(chunk, lambda needle: at)
+        if end >= 0:
+            return self._found_needle(end)
+        self._tail = (self._tail + chunk[max(at, len(chunk) - self._reach) :])[-self._reach :]
         return len(chunk)
 
-    def _find(self, searched: bytes, at: int) -> int:
-        found = searched.find(self._needle, at)
-        while found > 0 and searched[found - 1] == 0x5C:
-            found = searched.find(self._needle, found + 1)
-        return found
+    def _find(self, searched: bytes, start_of: Callable[[bytes], int]) -> int:
+        """The end of the first needle behind no backslash; -1 where there is none."""
+        first = -1
+        for needle in self._needles:
+            found = searched.find(needle, start_of(needle))
+            while found > 0 and searched[found - 1] == 0x5C:
+                found = searched.find(needle, found + 1)
+            if found >= 0 and (first < 0 or found + len(needle) < first):
+                first = found + len(needle)
+        return first
 
     def _found_needle(self, end: int) -> int:
         self._tail = b""
@@ -149,7 +175,8 @@ class ValueScanner:
         found = NOT_WHITESPACE.search(chunk, at)
         if found is None:
             return len(chunk)
-        if found[0] not in b'"{[':
+        is_scalar = found[0] not in b'"{['
+        if is_scalar and not self._takes_scalars:
             self._step = ValueScanner._seek
             return found.start()
         is_string = found[0] == b'"'
@@ -162,8 +189,19 @@ class ValueScanner:
             self._keep(self._replacement)
         self.values.append(FoundValue(self._offset + start, self._open_sink(is_string), is_string=is_string))
         self._depth, self._is_quoted, self._ends_escaped = 0, False, False
-        self._step = ValueScanner._read_string if is_string else ValueScanner._read_nested
+        if is_scalar:
+            self._step = ValueScanner._read_scalar
+        else:
+            self._step = ValueScanner._read_string if is_string else ValueScanner._read_nested
         return start
+
+    def _read_scalar(self, chunk: bytes, view: memoryview, at: int) -> int:
+        found = SCALAR_END.search(chunk, at)
+        end = len(chunk) if found is None else found.start()
+        self.values[-1].sink.write(view[at:end])
+        if found is not None:
+            self._close(end)
+        return end
 
     def _read_string(self, chunk: bytes, view: memoryview, at: int) -> int:
         quote = self._find_quote(chunk, at)

@@ -5,11 +5,24 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from router_routed_experts.scan import ValueScanner
 
-from .answers import dumped, events, generate_answer
+from router_core import ValueScanner
 
 KEY = "routed_experts"
+
+
+def dumped(answer: object) -> bytes:
+    """Compact, as the workers' JSON is."""
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def generate_answer(value: object, text: str = "hi") -> dict[str, object]:
+    return {"text": text, "output_ids": [1, 2], "meta_info": {"id": "r1", "routed_experts": value}}
+
+
+def events(*answers: object) -> bytes:
+    return b"".join(b"data: " + dumped(answer) + b"\n\n" for answer in answers) + b"data: [DONE]\n\n"
+
 
 NASTY = [
     '"routed_experts"',
@@ -42,7 +55,7 @@ def cut(body: bytes, sizes: list[int]) -> list[bytes]:
 
 
 def scanned(chunks: list[bytes], **options) -> ValueScanner:
-    scanner = ValueScanner(**options)
+    scanner = ValueScanner(KEY.encode(), **options)
     for chunk in chunks:
         scanner.feed(chunk)
     return scanner
@@ -85,7 +98,7 @@ def test_a_json_body_cut_anywhere_loses_its_values_and_nothing_else(answer, size
 @given(values, st.lists(st.integers(0, 7), max_size=60))
 def test_a_replacement_stands_in_for_the_whole_value(answer, sizes) -> None:
     body = dumped(answer).replace(b"\xed", b"?")
-    scanner = ValueScanner(replacement=b"null")
+    scanner = ValueScanner(KEY.encode(), replacement=b"null")
     sent = b""
     for chunk in cut(body, sizes):
         scanner.feed(chunk)
@@ -153,3 +166,22 @@ def test_a_body_that_breaks_off_within_a_value_says_so() -> None:
         scanner = scanned([body])
         assert scanner.is_inside
         assert scanner.values[0].stop is None
+
+
+def test_several_keys_are_found_whatever_their_lengths_and_the_cuts() -> None:
+    body = b'{"a":"1","longest_key":[2],"text":"\\"a\\":","bc":{"a":4},"n":5}'
+    for size in range(1, len(body) + 1):
+        scanner = ValueScanner(b"a", b"longest_key", b"bc", b"n")
+        for at in range(0, len(body), size):
+            scanner.feed(body[at : at + size])
+        assert [found.sink.joined() for found in scanner.values] == [b"1", b"[2]", b'{"a":4}']
+
+
+def test_numbers_and_nulls_are_replaced_where_that_is_asked_for() -> None:
+    body = b'{"n" : -1.5e3 ,"m":null,"a":[true,{"n":false}],"n":"x"}'
+    for size in range(1, len(body) + 1):
+        scanner = ValueScanner(b"n", b"m", replacement=b"0", takes_scalars=True)
+        for at in range(0, len(body), size):
+            scanner.feed(body[at : at + size])
+        assert scanner.rest_bytes() == b'{"n" : 0 ,"m":0,"a":[true,{"n":0}],"n":0}'
+        assert [found.sink.joined() for found in scanner.values] == [b"-1.5e3", b"null", b"false", b"x"]
