@@ -12,14 +12,10 @@ in ``RENDERED_ELSEWHERE``, and its `Ask` then has ``prompt_ids = None``.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
+from .detect import KINDS, Detector, Kind, WorkerFacts
 from .interface import AnswerReader, Ask, Engine, EngineFactory, EngineServices, Reading
 from .sglang import SglangChat
 from .vllm import VllmChat
-
-Kind: TypeAlias = Literal["sglang", "vllm"]
-KINDS: tuple[Kind, ...] = ("sglang", "vllm")
 
 ENGINES: dict[str, dict[Kind, EngineFactory]] = {
     "inject": {"sglang": SglangChat, "vllm": VllmChat},
@@ -60,6 +56,7 @@ __all__ = [
     "RENDERED_ELSEWHERE",
     "AnswerReader",
     "Ask",
+    "Detector",
     "Engine",
     "EngineFactory",
     "EngineServices",
@@ -67,4 +64,5 @@ __all__ = [
     "Kind",
     "Reading",
     "UnknownEngineError",
+    "WorkerFacts",
 ]
