@@ -29,6 +29,7 @@ from router_core.settings import PluginSettings, per_exchange
 from router_core.sse import EventSplitter, event_data
 from router_core.strip import MemberStripper, without_members
 from router_core.types import (
+    ROUTED_EXPERTS,
     Answer,
     Attempt,
     Exchange,
@@ -36,6 +37,7 @@ from router_core.types import (
     Outcome,
     OutcomeKind,
     Request,
+    RoutedExperts,
     Scores,
     Session,
     StateKey,
@@ -46,6 +48,7 @@ from router_core.worker_updates import update_workers
 
 __all__ = [
     "API_VERSION",
+    "ROUTED_EXPERTS",
     "Answer",
     "Attempt",
     "AttemptWithdrawn",
@@ -72,6 +75,7 @@ __all__ = [
     "PluginSettings",
     "Reject",
     "Request",
+    "RoutedExperts",
     "Router",
     "RouterError",
     "Scores",
