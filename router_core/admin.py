@@ -279,7 +279,12 @@ class SessionRoutes:
         ]
 
     async def open(self, request: Request) -> Response:
-        body = await read_object(request)
+        session = await self.open_session(await read_object(request))
+        base_url = f"{request.url.scheme}://{request.headers.get('host', '')}/sessions/{session.id}/v1"
+        return JSONResponse({"session_id": session.id, "base_url": base_url})
+
+    async def open_session(self, body: dict[str, Any]) -> Session:
+        """Opens a session from the body of ``POST /sessions``. Raises Reject, and what the plugins' hooks raise."""
         session = self._sessions.prepare(body)
         if session.profile is not None:
             self._plans.check_profile(session.profile, "profile")
@@ -293,8 +298,7 @@ class SessionRoutes:
         except BaseException:
             self._outside.session_closed(session, "refused")
             raise
-        base_url = f"{request.url.scheme}://{request.headers.get('host', '')}/sessions/{session.id}/v1"
-        return JSONResponse({"session_id": session.id, "base_url": base_url})
+        return session
 
     async def list(self, request: Request) -> Response:
         told = [_brief(session) for session in self._sessions]

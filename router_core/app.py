@@ -99,9 +99,11 @@ class Application:
     # ------------------------------------------------------------------------------------------------------ building
     def _front(self) -> Front:
         settings = self.config.router
+        sessions = SessionRoutes(self.sessions, self.plans, self.outside, settings)
+        self.router.open_session = sessions.open_session
         core: list[BaseRoute] = [
             *HealthRoutes(self.workers, self.router.warming).routes(),
-            *SessionRoutes(self.sessions, self.plans, self.outside, settings).routes(),
+            *sessions.routes(),
             *StatsRoutes(self.workers, self._clock).routes(),
             *WorkerRoutes(self.workers, self._work, settings).routes(),
         ]

@@ -115,6 +115,8 @@ class Proxy:
             if (why := exchange.take_interruption()) is None:
                 kind = OutcomeKind.TIMED_OUT if self.is_stopping else OutcomeKind.CLIENT_LEFT
                 outcome = Outcome(kind, None, "cancelled", "the server gave the request up")
+                if exchange.outliving is not None:
+                    exchange.outliving.cancel()
                 raise
             _uncancel()
             outcome = outcome_of(why)
@@ -131,6 +133,8 @@ class Proxy:
             exchange.interrupt(
                 Reject(503, SHUTTING_DOWN, "the router stops (router.shutdown_grace_s)", retry_after_s=1)
             )
+            if exchange.outliving is not None:
+                exchange.outliving.cancel()
 
     async def _refuse(self, exchange: Exchange, error: Exception, send: Send) -> None:
         """Answers a request for which no plan could be found."""
@@ -281,17 +285,34 @@ class Proxy:
 
     # -------------------------------------------------------------------------------------------------------- ending
     async def _end(self, exchange: Exchange, plan: Plan, outcome: Outcome, delivery: Delivery) -> None:
-        """Attempts first, then what wrapped the answer, then the observers: once, even if cancelled meanwhile."""
-        exchange.ended_at = self._clock.now()
-        self._attempts.end_all(exchange, outcome)
+        """Attempts first, then what wrapped the answer, then the observers: once, even if cancelled meanwhile.
+
+        Work that outlives the client comes before all that; it is told that the client has left by its wrapped answer.
+        """
+        work = exchange.outliving
         try:
-            if delivery.answer is not None and not delivery.is_whole:
-                async with asyncio.timeout(self._settings.hook_timeout_s):
-                    await _give_up(delivery.answer)
+            if work is not None and not work.done():
+                await self._let_go(exchange, delivery)
+                await asyncio.wait([work])
+        finally:
+            if work is not None:
+                work.cancel()
+            exchange.ended_at = self._clock.now()
+            self._attempts.end_all(exchange, outcome)
+            try:
+                await self._let_go(exchange, delivery)
+            finally:
+                self._leave(exchange, plan, outcome)
+
+    async def _let_go(self, exchange: Exchange, delivery: Delivery) -> None:
+        """Gives up an answer that was not delivered whole."""
+        if delivery.answer is None or delivery.is_whole:
+            return
+        try:
+            async with asyncio.timeout(self._settings.hook_timeout_s):
+                await _give_up(delivery.answer)
         except TimeoutError:
             log.error("%r: what wrapped its answer does not end (router.hook_timeout_s)", exchange)
-        finally:
-            self._leave(exchange, plan, outcome)
 
     def _leave(self, exchange: Exchange, plan: Plan, outcome: Outcome) -> None:
         if exchange.session is not None:

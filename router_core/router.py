@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Awaitable, Callable, Coroutine, Set
 from typing import Any
 
 from router_core.clock import Clock
@@ -55,6 +55,8 @@ class Router:
         """(plugin, hook) -> how often it failed."""
         self.plugin_metrics: Callable[[], str] = str
         """What the plugins' `metrics` hooks say, joined."""
+        self.open_session: Callable[[dict[str, Any]], Awaitable[Session]] = _no_sessions
+        """Opens a session as ``POST /sessions`` with this body would. Raises Reject."""
         self.session_moved: Callable[[str, Worker, Worker], None] = lambda session_id, old, new: None
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
@@ -69,3 +71,7 @@ class Router:
     def session(self, session_id: str) -> Session | None:
         """An open session by its id."""
         return self.sessions.get(session_id)
+
+
+async def _no_sessions(body: dict[str, Any]) -> Session:
+    raise RuntimeError("sessions open once the router is built")

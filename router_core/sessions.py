@@ -65,7 +65,7 @@ class SessionTable:
         if session is not None:
             return session
         if (reason := self._evicted.get(session_id)) is not None:
-            raise Reject(410, "session_evicted", f"session {session_id!r} was evicted: {reason}", "session_id")
+            raise _evicted(session_id, reason)
         raise Reject(404, "unknown_session", f"there is no session {session_id!r}", "session_id")
 
     # ------------------------------------------------------------------------------------------- opening and closing
@@ -117,16 +117,19 @@ class SessionTable:
             if session.last_used_at > oldest:
                 break
             if not session.running and not session.closing:
-                self._evict(session, f"idle for {self._ttl_s:g} s (router.session_ttl_s)")
+                self.evict(session, f"idle for {self._ttl_s:g} s (router.session_ttl_s)")
 
     def _evict_longest_idle(self) -> bool:
         for session in self._sessions.values():
             if not session.running and not session.closing:
-                self._evict(session, "too many sessions were open (router.max_sessions)")
+                self.evict(session, "too many sessions were open (router.max_sessions)")
                 return True
         return False
 
-    def _evict(self, session: Session, reason: str) -> None:
+    def evict(self, session: Session, reason: str) -> None:
+        """Closes a session for want of room: its turns are cut, and from now on it is 410 with this reason."""
+        if self._sessions.get(session.id) is not session:
+            return
         self._evicted[session.id] = reason
         if len(self._evicted) > MAX_REMEMBERED:
             self._evicted.popitem(last=False)
@@ -141,9 +144,14 @@ class SessionTable:
         session.closing = True
         running = list(session.running)
         for exchange in running:
-            exchange.interrupt(Reject(409, "session_closed", f"session {session.id!r} was closed", "session_id"))
+            exchange.interrupt(self._cut(session))
         self._on_close(session, reason)
         return len(running)
+
+    def _cut(self, session: Session) -> Reject:
+        if (reason := self._evicted.get(session.id)) is not None:
+            return _evicted(session.id, reason)
+        return Reject(409, "session_closed", f"session {session.id!r} was closed", "session_id")
 
     # -------------------------------------------------------------------------------------------------------- turns
     def enter(self, session: Session, exchange: Exchange) -> None:
@@ -176,6 +184,10 @@ class SessionTable:
         session.last_used_at = self._clock.now()
         if self._sessions.get(session.id) is session:
             self._sessions.move_to_end(session.id)
+
+
+def _evicted(session_id: str, reason: str) -> Reject:
+    return Reject(410, "session_evicted", f"session {session_id!r} was evicted: {reason}", "session_id")
 
 
 def check_session_id(session_id: object) -> None:

@@ -115,6 +115,7 @@ class Exchange:
         "identity",
         "interruption",
         "left_out",
+        "outliving",
         "request",
         "session",
         "session_id",
@@ -157,6 +158,8 @@ class Exchange:
         """Why the core stopped the exchange from outside: ClientLeft, or a Reject."""
         self.switches: tuple[str | None, str | None] = (None, None)
         """Profile and plugins that the request's own headers asked for."""
+        self.outliving: asyncio.Task[Any] | None = None
+        """What `outlive_client` started."""
         self._services: ExchangeServices | None = None
         self._interrupt: Callable[[], object] | None = None
         self._pending: RouterError | None = None
@@ -191,6 +194,19 @@ class Exchange:
             work.close()
             raise RuntimeError("an exchange runs work once its plan is known")
         self._services.spawn(work, name=name)
+
+    def outlive_client(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Starts work, such as a worker's call, that goes on although the client has left; at most one an exchange.
+
+        The exchange does not end before it: its attempts, their inflight and its place in the session stay, and
+        `response_end` waits. Whoever starts it cancels it where nobody wants it any more; the core cancels it when the
+        router stops. Attempts that begin after the client has left fail with ClientLeft.
+        """
+        if self.outliving is not None:
+            work.close()
+            raise RuntimeError("one work of this exchange outlives its client already")
+        self.outliving = asyncio.create_task(work, name=f"outlives the client of {self.id}")
+        return self.outliving
 
     def interrupt(self, why: RouterError) -> None:
         """Stops the exchange wherever it is. The first reason stands; a Reject before the head has left is answered."""
