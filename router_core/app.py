@@ -50,7 +50,9 @@ class Application:
         self._clock = clock or Clock()
         sources, middlewares = _middleware_paths(config)
         self.registry = Registry(config, sources)
-        self.outside = OutsideHooks(self.registry.plugins)
+        self.outside = OutsideHooks(self.registry.plugins, hook_timeout_s=settings.hook_timeout_s)
+        self.start_error: ConfigError | None = None
+        """Why it did not start."""
         self.plans = Plans(
             self.registry.plugins,
             self.registry.enabled,
@@ -138,8 +140,13 @@ class Application:
 
     # ------------------------------------------------------------------------------------------------ start and stop
     async def start(self) -> None:
-        """Runs every plugin's `startup`. Raises ConfigError."""
-        await self.outside.startup(self.router)
+        """Runs every plugin's `startup`. Raises ConfigError, once those that had started are stopped."""
+        try:
+            await self.outside.startup(self.router)
+        except ConfigError as error:
+            self.start_error = error
+            await self.stop()
+            raise
         self._tasks.spawn(self._sweep(), name="session sweep")
 
     def begin_stop(self) -> None:
