@@ -131,10 +131,8 @@ class RouterSettings(Settings):
         return [name.lower() for name in names]
 
 
-class ProfileSettings(BaseModel):
+class ProfileSettings(Settings):
     """A ``[profiles.NAME]`` table: a named set of switches for some requests or sessions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     enable: list[str] = []
     """Plugins that are on beside those of ``enabled``, appended in this order."""
