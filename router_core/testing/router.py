@@ -64,8 +64,9 @@ async def running_router(
     finally:
         ready.cancel()
         server.stop()
-        await serving
+        await asyncio.wait({serving})
         listener.close()
+    serving.result()
 
 
 def _importable(cls: type[Any]) -> str:
