@@ -131,7 +131,11 @@ def bind(host: str, port: int) -> socket.socket:
 async def running_engine(options: EngineOptions) -> AsyncIterator[RunningEngine]:
     """Serve an engine in this loop until the block ends; requests that run then are aborted."""
     listener = bind(options.host, options.port)
-    engine = make_engine(options)
+    try:
+        engine = make_engine(options)
+    except BaseException:
+        listener.close()
+        raise
     server = _Server(uvicorn.Config(make_app(engine), lifespan="off", ws="none", log_config=None, access_log=False))
     await engine.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="reference engine's server")
