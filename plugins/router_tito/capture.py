@@ -203,7 +203,7 @@ class Capture:
             call.cancel()
 
     async def _end_grace(self, call: Call, grace_s: float) -> None:
-        await self.clock.sleep(grace_s)
+        await self.clock.sleep(max(0.0, call.deserted_at + grace_s - self.clock.now()))
         if not call.seats and not call.is_over and self.clock.now() - call.deserted_at >= grace_s:
             call.cancel()
 
