@@ -248,4 +248,6 @@ class Capture:
 
     def _may_go(self, session: Session, spared: SessionTrace | None) -> bool:
         trace = self.traces.by_id.get(session.id)
-        return trace is not None and trace is not spared and not session.running and not session.closing
+        if trace is None or trace is spared or not trace.trace.nodes:
+            return False
+        return not session.running and not session.closing
