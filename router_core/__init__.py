@@ -30,6 +30,7 @@ from router_core.sse import EventSplitter, event_data
 from router_core.strip import MemberStripper, without_members
 from router_core.timing import HookTime, HookTimes
 from router_core.types import (
+    ROUTED_EXPERTS,
     Answer,
     Attempt,
     Exchange,
@@ -37,6 +38,7 @@ from router_core.types import (
     Outcome,
     OutcomeKind,
     Request,
+    RoutedExperts,
     Scores,
     Session,
     StateKey,
@@ -47,6 +49,7 @@ from router_core.worker_updates import update_workers
 
 __all__ = [
     "API_VERSION",
+    "ROUTED_EXPERTS",
     "Answer",
     "Attempt",
     "AttemptWithdrawn",
@@ -75,6 +78,7 @@ __all__ = [
     "PluginSettings",
     "Reject",
     "Request",
+    "RoutedExperts",
     "Router",
     "RouterError",
     "Scores",

@@ -140,13 +140,16 @@ def response_end(exchange: Exchange, outcome: Outcome) -> None:
 async def startup(router: Router) -> None:
     """Before the first request: keep ``router``, start background work with ``router.spawn``.
 
-    Async, in turn. A raise stops the start of the router.
+    Async, in turn. A raise stops the start of the router. No deadline: a tokenizer may take its time to load.
     """
 
 
 @hookspec
 async def shutdown() -> None:
-    """After the last request: give back what `startup` took. Background work has ended."""
+    """After the last request: give back what `startup` took. Async, reversed; background work has ended.
+
+    Has a deadline.
+    """
 
 
 @hookspec
@@ -193,7 +196,18 @@ def session_moved(session_id: str, old: Worker, new: Worker) -> None:
 
 @hookspec(firstresult=True)
 def tokenizer(name: str | None) -> Any:
-    """The one door to a tokenizer: ``name`` is a model's, None the default one. Plain; first answer wins."""
+    """The one door to a tokenizer: ``name`` is a model's, None the default one. Plain; the first answer wins.
+
+    Answer None for a name that is not yours. May be called before `startup`. What is answered may still be loading:
+    ``await found.ready()`` gives the tokenizer, or raises Reject (503 ``warming``) after a while. A tokenizer's methods
+    are for threads; ``await found.run(tokenizer.encode_batch, texts)`` calls one there. They are
+
+    - ``encode_batch(texts) -> list[ids]``, control tokens typed in a text read as such and none added;
+    - ``encode_with_ends(texts, add_special_tokens=False) -> list[(ids, ends)]``, an end being the offset behind the
+      token in bytes of the UTF-8 text;
+    - ``decode(ids) -> text``, ``token_bytes(ids) -> list[bytes | None]``, both with control tokens; ``special_ids``;
+    - ``apply_chat_template(messages, tools=, add_generation_prompt=, template_kwargs=) -> text``.
+    """
 
 
 @hookspec

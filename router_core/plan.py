@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from router_core.deadline import RUNNING
 from router_core.errors import AttemptWithdrawn, ClientLeft, PluginError, Reject, WorkerFault
 from router_core.hookspecs import CallNext
 from router_core.timing import HookTimes
@@ -117,6 +118,7 @@ class Plan:
         """What every filter leaves, and for each worker's url the plugin that left it out."""
         out: dict[str, str] = {}
         for plugin, call in self._filter:
+            workers = tuple(workers)  # a plugin that keeps or spoils it spoils nothing
             kept = _guarded(plugin, "filter_workers", call, exchange, workers)
             if kept is None:
                 continue
@@ -180,7 +182,11 @@ class Plan:
     async def _timed(self, plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
-                return await call(*args)
+                former = RUNNING.set((deadline, asyncio.current_task()))
+                try:
+                    return await call(*args)
+                finally:
+                    RUNNING.reset(former)
         except PASSING:
             raise
         except FAULTS as error:

@@ -328,9 +328,10 @@ class Proxy:
 
 def _outcome(exchange: Exchange, answer: Answer) -> Outcome:
     """How an exchange ended whose answer is whole: nobody but the router or a plugin refuses without an attempt."""
-    if answer.status >= 400 and not exchange.attempts:
-        return Outcome(OutcomeKind.REJECTED, answer.status, answer.error_code)
-    return Outcome(OutcomeKind.WORKER_ERROR if answer.status >= 500 else OutcomeKind.OK, answer.status)
+    status = answer.status if isinstance(answer.status, int) else 0  # what is none is refused when it is delivered
+    if status >= 400 and not exchange.attempts:
+        return Outcome(OutcomeKind.REJECTED, status, answer.error_code)
+    return Outcome(OutcomeKind.WORKER_ERROR if status >= 500 else OutcomeKind.OK, status)
 
 
 async def _give_up(answer: Answer) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
+from router_core.deadline import stopped
 from router_core.errors import ClientLeft, Reject, RouterError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -66,6 +67,8 @@ class Pump:
 
     async def _next(self) -> bool:
         try:
+            if not self._is_complete:
+                await self._make_room()
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft("the client closed its connection")
@@ -73,8 +76,6 @@ class Pump:
             if not message.get("more_body", False):
                 self._is_complete = True
                 self._arrived.set()
-            else:
-                await self._make_room()
         except RouterError as error:
             self._error = error
             self._arrived.set()
@@ -141,6 +142,12 @@ class Pump:
             raise RuntimeError("the body was streamed to a worker: it cannot be read any more")
         self._is_collecting = True
         self._taken.set()
+        if (body := self.whole) is None:
+            with stopped():
+                body = await self._wait_for_all()
+        return body
+
+    async def _wait_for_all(self) -> bytes:
         while (body := self.whole) is None:
             if self._error is not None:
                 raise self._error

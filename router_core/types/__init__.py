@@ -7,12 +7,14 @@ a hook's contract says so.
 from router_core.types.answer import MAX_COLLECTED_BYTES, Answer
 from router_core.types.attempt import Attempt, Outcome, OutcomeKind
 from router_core.types.exchange import Decision, Exchange, ExchangeServices, Identity, Session
+from router_core.types.experts import ROUTED_EXPERTS, RoutedExperts
 from router_core.types.request import BodySource, Request
 from router_core.types.state import State, StateKey
 from router_core.types.worker import Scores, Worker, WorkerState
 
 __all__ = [
     "MAX_COLLECTED_BYTES",
+    "ROUTED_EXPERTS",
     "Answer",
     "Attempt",
     "BodySource",
@@ -23,6 +25,7 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "Request",
+    "RoutedExperts",
     "Scores",
     "Session",
     "State",

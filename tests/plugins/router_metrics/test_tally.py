@@ -8,7 +8,9 @@ BOUNDS = (1.0, 10.0)
 
 
 def worker():
-    return Worker(id="w-1", url="http://a:1", key="http://a:1", base_url="http://a:1", dp_rank=None, generation=1)
+    return Worker(
+        id="w-1", base_id="w-1", url="http://a:1", key="http://a:1", base_url="http://a:1", dp_rank=None, generation=1
+    )
 
 
 def exchange_at(started_at, *attempts, ended_at=100.0):

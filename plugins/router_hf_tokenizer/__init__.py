@@ -1,0 +1,1 @@
+"""Real tokenizers behind the `tokenizer` hook: the only part of the router that imports transformers."""
