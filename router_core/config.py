@@ -22,7 +22,7 @@ from router_core.errors import ConfigError
 from router_core.settings import PlainText, ProfileSettings, RouterSettings
 
 DEFAULT_FILE = "plugins.toml"
-DEFAULT_ENABLED = ("health", "least_inflight")
+DEFAULT_ENABLED = ("metrics", "engine_control", "health", "retry", "session_affinity", "least_inflight")
 PREFIX = "ROUTER__"
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from router_core.config import DEFAULT_ENABLED
+
 PACKAGES = Path(__file__).parents[2] / "plugins"
 
 
@@ -40,4 +42,4 @@ def test_installed_into_a_bare_environment_it_runs_the_demo(bare: Any) -> None:
 def test_its_command_and_its_plugins_are_found(bare: Any) -> None:
     assert (bare.directory / "bin" / "router-core").exists()
     listed = bare.run("-m", "router_core", "plugins")
-    assert [line.split()[1] for line in listed.splitlines() if " on " in line] == ["health", "least_inflight"]
+    assert [line.split()[1] for line in listed.splitlines() if " on " in line] == list(DEFAULT_ENABLED)
