@@ -10,7 +10,7 @@ from typing import Any, Literal, get_origin
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
-NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
+NAME_PATTERN = r"^[a-z][a-z0-9_]*\Z"
 
 
 class PlainText(str):
@@ -134,10 +134,8 @@ class RouterSettings(Settings):
         return [name.lower() for name in names]
 
 
-class ProfileSettings(BaseModel):
+class ProfileSettings(Settings):
     """A ``[profiles.NAME]`` table: a named set of switches for some requests or sessions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     enable: list[str] = []
     """Plugins that are on beside those of ``enabled``, appended in this order."""

@@ -6,7 +6,7 @@ import time
 
 from router_core.demo.rollout import Turn
 
-HEAD = "  time  turn        worker    prompt  sampled  logprob  experts     events  first ids       text"
+HEAD = "  time  turn         worker    prompt  sampled  logprob  experts     events  first ids       text"
 
 
 class Stopwatch:
@@ -29,7 +29,7 @@ def turn_line(what: str, worker: str, turn: Turn) -> str:
     ids = ", ".join(str(token_id) for token_id in turn.output_ids[:3])
     text = turn.text[:20].encode("ascii", "replace").decode()
     return (
-        f"{what:<10}  {worker}  {turn.prompt_tokens:>5}  {len(turn.output_ids):>7}  {mean:>7.3f}"
+        f"{what:<11}  {worker}  {turn.prompt_tokens:>5}  {len(turn.output_ids):>7}  {mean:>7.3f}"
         f"  {shape:<10}  {turn.events or '-':>6}  {ids:<14}  {text!r}"
     )
 

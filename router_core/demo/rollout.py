@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,6 @@ QUESTIONS = (
     "How many apples are left?",
     "And if two friends come along?",
     "Show the steps, please.",
-    "Are you sure?",
     "Write it as one number.",
 )
 
@@ -43,30 +43,39 @@ class Turn:
     """How many events of a stream it came in; 0 where it was not streamed."""
 
 
-class Rollout:
-    """One agent run. Every turn sends all ids so far; it goes on from what was sampled."""
+async def tokenized_questions(client: aiohttp.ClientSession, router_url: str) -> list[list[int]]:
+    """The user's questions as ids, by a worker: the router passes ``/tokenize`` on like any path."""
+    questions = []
+    for question in QUESTIONS:
+        prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        async with client.post(f"{router_url}/tokenize", json={"prompt": prompt}) as answer:
+            answer.raise_for_status()
+            questions.append((await answer.json())["tokens"])
+    return questions
 
-    def __init__(self, name: str, client: aiohttp.ClientSession, router_url: str, *, seed: int) -> None:
-        self.name = name
+
+class Rollout:
+    """One agent run, a session of its own. Every turn sends all ids so far; it goes on from what was sampled."""
+
+    def __init__(
+        self, number: int, client: aiohttp.ClientSession, router_url: str, questions: Sequence[list[int]]
+    ) -> None:
+        self.name = f"r{number}"
         self.turns = 0
         self._client = client
         self._router_url = router_url
-        self._seed = seed
-        self._questions: list[list[int]] = []
+        self._questions = questions
+        self._seed = 1000 * number
         self._ids: list[int] = []
         self._newest: tuple[dict[str, Any], Turn] | None = None
 
-    async def prepare(self) -> None:
-        """Lets a worker turn the user's questions into ids; the router passes ``/tokenize`` on like any path."""
-        for question in QUESTIONS:
-            prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-            async with self._client.post(f"{self._router_url}/tokenize", json={"prompt": prompt}) as answer:
-                answer.raise_for_status()
-                self._questions.append((await answer.json())["tokens"])
+    @property
+    def is_done(self) -> bool:
+        return self.turns == len(self._questions)
 
     async def turn(self) -> Turn:
         """Asks the next question; every second turn is streamed. Raises TurnFailed: the turn may be asked again."""
-        input_ids = self._ids + self._questions[self.turns % len(self._questions)]
+        input_ids = self._ids + self._questions[self.turns]
         body = {
             "input_ids": input_ids,
             "sampling_params": {
@@ -103,7 +112,7 @@ class Rollout:
                 else:
                     told, events = await answer.json(), 0
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise TurnFailed(f"the transfer broke: {error!r}") from error
+            raise TurnFailed(f"the transfer broke ({type(error).__name__})") from error
         return _checked(told, len(body["input_ids"]), worker_url, events)
 
 

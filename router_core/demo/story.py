@@ -14,7 +14,7 @@ import aiohttp
 from router_core.demo.failure import DemoFailure
 from router_core.demo.printing import HEAD, Stopwatch, example, turn_line
 from router_core.demo.processes import Process
-from router_core.demo.rollout import Rollout, TurnFailed
+from router_core.demo.rollout import Rollout, TurnFailed, tokenized_questions
 from router_core.demo.tally import Tally
 
 CONFIG = """\
@@ -24,6 +24,10 @@ max_interval_s = 0.2
 """
 STEP_DELAY_S = "0.01"
 """Seconds each token takes at least, so that turns are under way when the worker is killed."""
+AT_ONCE = 3
+"""Rollouts that run at the same time."""
+MORE_TURNS = 5
+"""Turns that are served between one event and the next."""
 DEADLINE_S = 20.0
 POLL_S = 0.02
 RETRY_S = 0.1
@@ -42,6 +46,7 @@ class Story:
         self._client = client
         self._say = Stopwatch().say
         self._tally = Tally()
+        self._questions: list[list[int]] = []
         self._rollouts: list[Rollout] = []
         self._is_over = False
 
@@ -59,21 +64,19 @@ class Story:
 
     async def play(self) -> None:
         """Runs the rollouts while a worker ends and returns. Raises DemoFailure when anything is not as promised."""
-        self._rollouts = [Rollout(f"r{n}", self._client, self._router.url, seed=1000 * n) for n in (1, 2, 3)]
-        for rollout in self._rollouts:
-            await rollout.prepare()
+        self._questions = await tokenized_questions(self._client, self._router.url)
         self._say("Three rollouts at once, each a session. A turn sends all ids so far; every second one is streamed.")
         print(HEAD, flush=True)
         try:
             async with asyncio.TaskGroup() as group:
-                for rollout in self._rollouts:
-                    group.create_task(self._run(rollout))
+                for _ in range(AT_ONCE):
+                    group.create_task(self._run())
                 group.create_task(self._direct())
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         asked = itertools.cycle(worker.url for worker in self._workers)
-        await asyncio.gather(*(rollout.compare_with(next(asked)) for rollout in self._rollouts))
-        self._say("The newest turn of each rollout, sent to a worker directly: the same tokens and experts.")
+        await asyncio.gather(*(rollout.compare_with(next(asked)) for rollout in self._rollouts[-AT_ONCE:]))
+        self._say("The newest turns, sent to a worker directly: the same tokens and experts.")
         self._sum_up()
 
     async def keep(self) -> None:
@@ -85,22 +88,31 @@ class Story:
             await asyncio.sleep(1.0)
 
     # ---------------------------------------------------------------------------------------------------- the rollouts
-    async def _run(self, rollout: Rollout) -> None:
-        """One turn after the other; a failed one is asked again, as rollout clients do."""
-        names = {worker.url: worker.name for worker in self._workers}
+    async def _run(self) -> None:
+        """One rollout after another."""
         while not self._is_over:
-            begun_at = time.monotonic()
-            what = f"{rollout.name} turn {rollout.turns + 1}"
-            try:
-                turn = await rollout.turn()
-            except TurnFailed as error:
-                self._say(f"{what} failed and is asked again: {error}")
-                self._tally.fail(f"{what}: {error}", begun_at)
-                await asyncio.sleep(RETRY_S)
-            else:
-                worker = names.get(turn.worker_url or "", "?")
-                self._tally.answered(worker, turn)
-                self._say(turn_line(what, worker, turn))
+            rollout = Rollout(len(self._rollouts) + 1, self._client, self._router.url, self._questions)
+            self._rollouts.append(rollout)
+            while not rollout.is_done and not self._is_over:
+                await self._turn(rollout)
+
+    async def _turn(self, rollout: Rollout) -> None:
+        """One turn; a failed one will be asked again, as rollout clients do."""
+        begun_at = time.monotonic()
+        what = f"{rollout.name} turn {rollout.turns + 1}"
+        try:
+            turn = await rollout.turn()
+        except TurnFailed as error:
+            self._say(f"{what} failed and is asked again: {error}")
+            self._tally.fail(f"{what}: {error}", begun_at)
+            await asyncio.sleep(RETRY_S)
+        else:
+            worker = self._name_of(turn.worker_url)
+            self._tally.answered(worker, turn)
+            self._say(turn_line(what, worker, turn))
+
+    def _name_of(self, worker_url: str | None) -> str:
+        return next((worker.name for worker in self._workers if worker.url == worker_url), "nobody")
 
     # ------------------------------------------------------------------------------------------------ what they meet
     async def _direct(self) -> None:
@@ -121,15 +133,12 @@ class Story:
         self._say(f"--- GET /workers: {worker.name} is ready again")
         served = self._tally.turns[worker.name]
         await _until(lambda: self._tally.turns[worker.name] > served, f"{worker.name} serves a turn again")
-        await self._more_turns(1)
+        await self._more_turns()
         self._is_over = True
 
-    async def _more_turns(self, count: int = 2) -> None:
-        goals = [rollout.turns + count for rollout in self._rollouts]
-        await _until(
-            lambda: all(rollout.turns >= goal for rollout, goal in zip(self._rollouts, goals, strict=True)),
-            f"every rollout has {count} more turns",
-        )
+    async def _more_turns(self) -> None:
+        goal = self._tally.turns.total() + MORE_TURNS
+        await _until(lambda: self._tally.turns.total() >= goal, f"{MORE_TURNS} more turns are served")
 
     async def _until_worker_is(self, worker: Process, status: str) -> str:
         """Waits until ``GET /workers`` shows this status; returns the reason that stands beside it."""

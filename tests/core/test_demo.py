@@ -70,7 +70,9 @@ def test_the_demo_ends_as_promised(output: str) -> None:
 
 
 def test_each_turn_is_shown_with_worker_tokens_logprob_and_experts(output: str) -> None:
-    turns = re.findall(r"s  r\d turn \d+ +worker [AB] +(\d+) +(\d+) +-\d+\.\d{3} +(\d+)x4x2 +(?:-|\d+) +\d+.*'", output)
+    turns = re.findall(
+        r"s  r\d+ turn \d+ +worker [AB] +(\d+) +(\d+) +-\d+\.\d{3} +(\d+)x4x2 +(?:-|\d+) +\d+.*'", output
+    )
     assert len(turns) >= 12
     assert all(int(prompt) + int(sampled) - 1 == int(rows) for prompt, sampled, rows in turns)
 
