@@ -15,7 +15,7 @@ from router_core.testing.router import running_router
 
 ENABLED = ("health", "least_inflight", "engine_control", "metrics")
 QUICK = {"interval_s": 0.02, "timeout_s": 0.2, "first_timeout_s": 0.2, "max_interval_s": 0.1}
-CLIENTS, REQUESTS = 8, 60
+CLIENTS, REQUESTS = 8, 200
 
 
 class Chaos:
