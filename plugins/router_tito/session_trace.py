@@ -72,7 +72,7 @@ class SessionTrace:
 
     def forget_calls(self, max_kept: int) -> None:
         """Drop finished calls that nobody may join any more, and the oldest above ``max_kept``."""
-        finished = [call for call in self.calls if call.is_over]
+        finished = [call for call in self.calls if call.is_over or call.node_id is not None]
         kept = [call for call in finished if call.is_joinable and not self._is_extended(call)]
         dropped = set(finished) - set(kept[len(kept) - max_kept :] if max_kept else ())
         if dropped:

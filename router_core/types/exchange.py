@@ -114,6 +114,7 @@ class Exchange:
         "id",
         "identity",
         "interruption",
+        "is_debugged",
         "left_out",
         "outliving",
         "request",
@@ -156,6 +157,8 @@ class Exchange:
         """Whether somebody asked through the router to abort it at its worker: an answer cut short is then final."""
         self.interruption: RouterError | None = None
         """Why the core stopped the exchange from outside: ClientLeft, or a Reject."""
+        self.is_debugged = False
+        """Whether its answer shows how it was routed (``x-router-debug``)."""
         self.switches: tuple[str | None, str | None] = (None, None)
         """Profile and plugins that the request's own headers asked for."""
         self.outliving: asyncio.Task[Any] | None = None

@@ -22,7 +22,7 @@ LAYERS = (
     "errors headers sse splice scan clock deadline tasks urls settings",
     "types strip bodies protocol pump upstream config",
     "hookspecs control dp_rank failures holds sessions workers",
-    "timing worker_updates",
+    "timing worker_updates debug",
     "plan router stats_routes",
     "plans selection outside delivery",
     "registry attempt admin",

@@ -87,6 +87,6 @@ def test_metrics_that_would_break_the_page_are_left_out_and_counted():
         plugin("bytes", b"a 1"),
         plugin("nonsense", "a 1\nno metric at all"),
     ]
-    outside = OutsideHooks(plugins)
+    outside = OutsideHooks(plugins, hook_timeout_s=1.0)
     assert outside.metrics() == good + "\n"
     assert outside.errors() == {("raises", "metrics"): 1, ("bytes", "metrics"): 1, ("nonsense", "metrics"): 1}

@@ -21,6 +21,8 @@ from .interface import Ask, Reading
 Json: TypeAlias = dict[str, Any]
 
 DONE = b"[DONE]"
+IDENTITY = frozenset({"id", "object", "created", "model", "choices", "system_fingerprint", "service_tier"})
+"""Keys of an event that every event of its stream has."""
 
 
 class ChatReader(ABC):
@@ -44,11 +46,15 @@ class ChatReader(ABC):
         Returns whether anything was taken out. ``choice`` is the only one there, None in an event without.
         """
 
-    def is_empty(self, answer: Json, choice: Json | None) -> bool:
+    @staticmethod
+    def is_empty(answer: Json, choice: Json | None) -> bool:
         """Whether an event that something was taken from has nothing left to say."""
+        if any(value is not None for key, value in answer.items() if key not in IDENTITY):
+            return False
         if choice is None:
-            return answer.get("usage") is None
-        return choice.get("finish_reason") is None and not any(_delta(choice).values())
+            return True
+        rest = (value for key, value in choice.items() if key not in ("index", "delta"))
+        return not any(_delta(choice).values()) and all(value is None for value in rest)
 
     # ------------------------------------------------------------------------------------------------- AnswerReader
     async def whole(self, body: bytes) -> bytes:

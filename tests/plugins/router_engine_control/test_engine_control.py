@@ -170,6 +170,17 @@ async def test_a_version_is_noted_where_the_verb_succeeded(scripted_workers):
         assert versions == {good.url: "12", bad.url: None}
 
 
+async def test_a_verb_that_empties_the_cache_is_told_where_it_succeeded(scripted_workers):
+    good, bad = workers = await scripted_workers(2)
+    bad.handler = reply(b"Flush cache failed.\n", 400)
+    async with running(workers) as router:
+        epochs = {worker.url: worker.cache_epoch for worker in router.application.workers}
+        await post(router, "/flush_cache", {})
+        await post(router, "/pause_generation", {})
+        gained = {worker.url: worker.cache_epoch - epochs[worker.url] for worker in router.application.workers}
+        assert gained == {good.url: 1, bad.url: 0}
+
+
 async def test_a_verb_with_a_wrong_method_is_405_and_reaches_nobody(scripted_worker):
     async with running((scripted_worker,)) as router:
         assert (await exchange_once(router.port, "DELETE", "/flush_cache")).status == 405
