@@ -78,6 +78,12 @@ class CapturedTurn:
     async def run(self, call_next: CallNext) -> None:
         """The whole turn; however it ends, the call is told, and nothing is raised."""
         try:
+            await self._call_worker(call_next)
+        finally:
+            self._capture.finished(self._session)
+
+    async def _call_worker(self, call_next: CallNext) -> None:
+        try:
             await self._render()
             for name, value in self._overrides.items():
                 self._exchange.request.set_key(name, value)
