@@ -150,8 +150,9 @@ class CapturedTurn:
         """The worker is known: write the request in its dialect. Raises Reject."""
         worker = attempt.worker
         facts = await self._capture.detector.facts(worker)
-        if facts is None:
-            if self._settings.on_uncapturable == "fail":
+        if facts is None or facts.kind is None:
+            # One that does not answer will fail by itself, and may be tried elsewhere.
+            if facts is not None and self._settings.on_uncapturable == "fail":
                 raise self._uncapturable("unknown_worker")
             self._try = _Try(attempt, self._ask, None, None)
             return
