@@ -28,6 +28,7 @@ from router_core.scan import FoundValue, Pieces, Sink, ValueScanner, keep_nothin
 from router_core.settings import PluginSettings, per_exchange
 from router_core.sse import EventSplitter, event_data
 from router_core.strip import MemberStripper, without_members
+from router_core.timing import HookTime, HookTimes
 from router_core.types import (
     ROUTED_EXPERTS,
     Answer,
@@ -64,6 +65,8 @@ __all__ = [
     "Headers",
     "Held",
     "HoldQueue",
+    "HookTime",
+    "HookTimes",
     "Identity",
     "MalformedBody",
     "MemberStripper",

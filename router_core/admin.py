@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from router_core.bodies import checked_version, read_json, read_object
+from router_core.bodies import checked_number, checked_version, is_text, read_json, read_object
 from router_core.errors import Reject
 from router_core.outside import OutsideHooks
 from router_core.plans import Plans
@@ -108,6 +108,7 @@ class WorkerRoutes:
         wanted: list[dict[str, Any]] = []
         for item in body:
             wanted += _per_rank(_checked_fields({"url": item} if isinstance(item, str) else item))
+        self._workers.check_urls([fields["url"] for fields in wanted])  # all or nothing
         before = {worker: worker.is_ready for worker in self._workers}
         kept: list[Worker] = []
         added: list[str] = []
@@ -153,7 +154,8 @@ class WorkerRoutes:
         if _flag(request, "wait", default=False):
             timeout_s = self._settings.drain_timeout_s
             drained = await asyncio.gather(*(self._workers.drain(worker, timeout_s) for worker in workers))
-            return JSONResponse({**told, "status": "removed", "drained": all(drained)})
+            status = "removed" if all(worker.is_gone for worker in workers) else "kept"  # registered again meanwhile
+            return JSONResponse({**told, "status": status, "drained": all(drained)})
         for worker in workers:
             self._drain_beside(worker)
         return JSONResponse(told, 202)
@@ -221,22 +223,20 @@ def _checked_fields(body: object) -> dict[str, Any]:
     fields["url"] = url
     for name in ("worker_type", "api_key"):
         if (value := body.get(name)) is not None:
-            if not isinstance(value, str) or not re.match(r"^[\x21-\x7e]{1,4096}$", value):
+            if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]{1,4096}", value):
                 raise Reject(400, "bad_value", f"{name} must be a text of printable ASCII", name)
             fields[name] = value
     for name in ("weight_version", "pending_weight_version"):
         if (version := body.get(name)) is not None:
             fields[name] = checked_version(version, name)
     if (priority := body.get("priority")) is not None:
-        if isinstance(priority, bool) or not isinstance(priority, int | float):
-            raise Reject(400, "bad_value", "priority must be a number", "priority")
-        fields["priority"] = float(priority)
+        fields["priority"] = checked_number(priority, "priority")
     if (dp_size := body.get("dp_size")) is not None:
         if isinstance(dp_size, bool) or not isinstance(dp_size, int) or not 1 <= dp_size <= MAX_DP_SIZE:
             raise Reject(400, "bad_value", f"dp_size must be a number from 1 to {MAX_DP_SIZE}", "dp_size")
         fields["dp_size"] = dp_size
     if (labels := body.get("labels")) is not None:
-        if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+        if not isinstance(labels, dict) or not all(is_text(key) and is_text(value) for key, value in labels.items()):
             raise Reject(400, "bad_value", "labels must be an object of texts", "labels")
         fields["labels"] = labels
     return fields
@@ -279,7 +279,12 @@ class SessionRoutes:
         ]
 
     async def open(self, request: Request) -> Response:
-        body = await read_object(request)
+        session = await self.open_session(await read_object(request))
+        base_url = f"{request.url.scheme}://{request.headers.get('host', '')}/sessions/{session.id}/v1"
+        return JSONResponse({"session_id": session.id, "base_url": base_url})
+
+    async def open_session(self, body: dict[str, Any]) -> Session:
+        """Opens a session from the body of ``POST /sessions``. Raises Reject, and what the plugins' hooks raise."""
         session = self._sessions.prepare(body)
         if session.profile is not None:
             self._plans.check_profile(session.profile, "profile")
@@ -293,8 +298,7 @@ class SessionRoutes:
         except BaseException:
             self._outside.session_closed(session, "refused")
             raise
-        base_url = f"{request.url.scheme}://{request.headers.get('host', '')}/sessions/{session.id}/v1"
-        return JSONResponse({"session_id": session.id, "base_url": base_url})
+        return session
 
     async def list(self, request: Request) -> Response:
         told = [_brief(session) for session in self._sessions]

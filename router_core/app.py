@@ -11,14 +11,14 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Match
 
 from router_core.admin import CLAIMED, HealthRoutes, SessionRoutes, WorkerRoutes
 from router_core.asgi import ASGIApp, Front, Guard
 from router_core.clock import Clock
 from router_core.config import Config
 from router_core.control import ControlClient
-from router_core.errors import ConfigError, Reject
+from router_core.errors import ConfigError, Reject, RouterError
 from router_core.failures import answer_for
 from router_core.holds import HoldQueue
 from router_core.outside import SHARED, OutsideHooks, path_of
@@ -50,7 +50,9 @@ class Application:
         self._clock = clock or Clock()
         sources, middlewares = _middleware_paths(config)
         self.registry = Registry(config, sources)
-        self.outside = OutsideHooks(self.registry.plugins)
+        self.outside = OutsideHooks(self.registry.plugins, hook_timeout_s=settings.hook_timeout_s)
+        self.start_error: ConfigError | None = None
+        """Why it did not start."""
         self.plans = Plans(
             self.registry.plugins,
             self.registry.enabled,
@@ -82,6 +84,9 @@ class Application:
         self.router = Router(settings, self._clock, self._tasks, self.workers, self.sessions, self.holds, self._control)
         self.router.find_tokenizer = self.outside.find_tokenizer
         self.router.session_moved = self.outside.session_moved
+        self.router.time_hooks = self.plans.time_hooks
+        self.router.plugin_errors = self.outside.errors
+        self.router.plugin_metrics = self.outside.metrics
         self.proxy = Proxy(
             settings, self.plans, self.workers, self.sessions, self._upstream, self.holds, self._work, self._clock
         )
@@ -96,16 +101,18 @@ class Application:
     # ------------------------------------------------------------------------------------------------------ building
     def _front(self) -> Front:
         settings = self.config.router
+        sessions = SessionRoutes(self.sessions, self.plans, self.outside, settings)
+        self.router.open_session = sessions.open_session
         core: list[BaseRoute] = [
             *HealthRoutes(self.workers, self.router.warming).routes(),
-            *SessionRoutes(self.sessions, self.plans, self.outside, settings).routes(),
+            *sessions.routes(),
             *StatsRoutes(self.workers, self._clock).routes(),
             *WorkerRoutes(self.workers, self._work, settings).routes(),
         ]
         added = self.outside.routes(core)
         starlette = Starlette(
             routes=[*added, *core],
-            exception_handlers={Reject: _refused, HTTPException: _refused_by_starlette, Exception: _failed},
+            exception_handlers={RouterError: _refused, HTTPException: _refused_by_starlette, Exception: _failed},
         )
         starlette.router.redirect_slashes = False
         paths = [path_of(route).strip("/").split("/") for route in added]
@@ -133,8 +140,13 @@ class Application:
 
     # ------------------------------------------------------------------------------------------------ start and stop
     async def start(self) -> None:
-        """Runs every plugin's `startup`. Raises ConfigError."""
-        await self.outside.startup(self.router)
+        """Runs every plugin's `startup`. Raises ConfigError, once those that had started are stopped."""
+        try:
+            await self.outside.startup(self.router)
+        except ConfigError as error:
+            self.start_error = error
+            await self.stop()
+            raise
         self._tasks.spawn(self._sweep(), name="session sweep")
 
     def begin_stop(self) -> None:
@@ -197,9 +209,15 @@ async def _refused_by_starlette(request: Request, error: Exception) -> Response:
         return _response(error)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
     response = _response(Reject(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"))
-    if error.headers:
-        response.headers.update(error.headers)
+    if error.status_code == 405:
+        response.headers["allow"] = ", ".join(_allowed(request))
     return response
+
+
+def _allowed(request: Request) -> list[str]:
+    """Every method that some route of this path takes; Starlette names those of the first route alone."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in getattr(route, "methods", None) or ()})
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
+from router_core.headers import one_date_and_server
 from router_core.proxy import BROKEN, Broken, Proxy
 
 log = logging.getLogger("router_core")
@@ -67,7 +68,7 @@ class Front:
                 rest = rest[3:]  # harnesses disagree whether a base URL ends in /v1; ours does
             await self._proxy(scope, receive, send, path=rest, session_id=session_id)
         else:
-            await self._routes(scope, receive, send)
+            await self._routes(scope, receive, _dated(send))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -75,15 +76,26 @@ class Front:
             if message["type"] == "lifespan.startup":
                 try:
                     await self._start()
-                except Exception as error:
-                    log.error("the router did not start: %s", error, exc_info=error)
-                    await send({"type": "lifespan.startup.failed", "message": str(error)})
-                    raise
+                except Exception as error:  # who serves raises it
+                    log.debug("the router did not start: %r", error, exc_info=error)
+                    await send({"type": "lifespan.startup.failed", "message": ""})
+                    return
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 await self._stop()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+def _dated(send: Send) -> Send:
+    """Gives the answers of our own routes their Date and Server."""
+
+    async def dated(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": one_date_and_server(list(message.get("headers", ())))}
+        await send(message)
+
+    return dated
 
 
 class Guard:

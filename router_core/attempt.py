@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from router_core.clock import Clock
 from router_core.dp_rank import hand_over_rank
@@ -16,6 +17,9 @@ from router_core.selection import select_worker
 from router_core.types import Answer, Attempt, Exchange, Outcome, OutcomeKind
 from router_core.upstream import Incoming, Outgoing, Upstream
 from router_core.workers import WorkerTable
+
+FROM_OUTSIDE = (OutcomeKind.CLIENT_LEFT, OutcomeKind.REJECTED, OutcomeKind.TIMED_OUT)
+"""Ends of an exchange that end its attempts in the same way."""
 
 
 class Attempts:
@@ -38,6 +42,8 @@ class Attempts:
         while True:
             if exchange.interruption is not None:
                 raise exchange.interruption
+            if exchange.ended_at is not None:
+                raise RuntimeError(f"{exchange!r} has ended: nothing is sent for it any more")
             try:
                 attempt = self._begin(exchange, plan)
             except NoWorker:
@@ -56,6 +62,7 @@ class Attempts:
         worker = select_worker(exchange, plan, self._workers, hold_for_starting=self._hold_for_starting)
         attempt = Attempt(worker, exchange.request.fork(), self._clock.now())
         self._workers.count(attempt)
+        attempt.on_end(_stop(asyncio.current_task()))
         exchange.attempts.append(attempt)
         return attempt
 
@@ -66,11 +73,14 @@ class Attempts:
             outgoing = await _outgoing(attempt)
             incoming = await self._upstream.send(outgoing, lambda: _begin_sending(attempt, outgoing))
         except BaseException as error:
-            self.end(attempt, outcome_of(error), error)
+            why = exchange.interruption if isinstance(error, asyncio.CancelledError) else None
+            self.end(attempt, outcome_of(why or error), error)
             raise
+        attempt.on_end(incoming.close)
+        if attempt.outcome is not None:  # the exchange ended in this moment
+            attempt.close()
         attempt.status = incoming.status
         attempt.first_byte_at = attempt.worker.last_byte_at = self._clock.now()
-        attempt.on_end(incoming.close)
         return Answer(incoming.status, Headers(incoming.headers), chunks=_Relay(self, attempt, incoming))
 
     def end(self, attempt: Attempt, outcome: Outcome, error: BaseException | None = None) -> None:
@@ -83,6 +93,12 @@ class Attempts:
         attempt.close()
         attempt.hand_over()
 
+    def end_all(self, exchange: Exchange, outcome: Outcome) -> None:
+        """Ends what still runs of an exchange that is over: nothing outlives it, whoever started it."""
+        for attempt in exchange.attempts:
+            if attempt.outcome is None:
+                self.end(attempt, outcome if outcome.kind in FROM_OUTSIDE else given_up(attempt))
+
     def touch(self, attempt: Attempt) -> None:
         """A byte came from the worker."""
         attempt.worker.last_byte_at = self._clock.now()
@@ -91,37 +107,57 @@ class Attempts:
 class _Relay:
     """The chunks of a worker's answer; ends its attempt with the last one."""
 
-    __slots__ = ("_attempt", "_attempts", "_incoming")
+    __slots__ = ("_attempt", "_attempts", "_incoming", "_is_whole")
 
     def __init__(self, attempts: Attempts, attempt: Attempt, incoming: Incoming) -> None:
         self._attempts = attempts
         self._attempt = attempt
         self._incoming = incoming
+        self._is_whole = False
 
     def __aiter__(self) -> _Relay:
         return self
 
     async def __anext__(self) -> bytes:
         if self._attempt.outcome is not None:
-            raise StopAsyncIteration
+            if self._is_whole:
+                raise StopAsyncIteration
+            raise RuntimeError("this answer was given up: its rest will not come")
         try:
             chunk = await self._incoming.read()
         except Exception as error:
             self._attempts.end(self._attempt, outcome_of(error), error)
             raise
         if not chunk:
-            self._attempts.end(self._attempt, self._passed())
+            self._is_whole = True
+            self._attempts.end(self._attempt, _passed(self._attempt))
             raise StopAsyncIteration
         self._attempts.touch(self._attempt)
         return chunk
 
     async def aclose(self) -> None:
         """Somebody gave the answer up."""
-        self._attempts.end(self._attempt, self._passed())
+        self._attempts.end(self._attempt, given_up(self._attempt))
 
-    def _passed(self) -> Outcome:
-        status = self._attempt.status or 0
-        return Outcome(OutcomeKind.WORKER_ERROR if status >= 500 else OutcomeKind.OK, status)
+
+def _passed(attempt: Attempt, code: str | None = None) -> Outcome:
+    status = attempt.status or 0
+    return Outcome(OutcomeKind.WORKER_ERROR if status >= 500 else OutcomeKind.OK, status, code)
+
+
+def given_up(attempt: Attempt) -> Outcome:
+    """The end of an attempt whose answer nobody took to its end: no fault of its worker."""
+    return outcome_of(asyncio.CancelledError()) if attempt.status is None else _passed(attempt, "given_up")
+
+
+def _stop(task: asyncio.Task[Any] | None) -> Callable[[], None]:
+    """Cancels the task that makes an attempt, if it is not the one that ends it: a plugin may have made its own."""
+
+    def stop() -> None:
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    return stop
 
 
 def _begin_sending(attempt: Attempt, outgoing: Outgoing) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from router_core.errors import Reject
@@ -44,6 +45,27 @@ async def read_object(request: Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Reject(400, "malformed_body", f"the body must be a JSON object, not {type(body).__name__}")
     return body
+
+
+def is_text(value: object) -> bool:
+    """Whether it is a text that can be written down: JSON may smuggle halves of a character in."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def checked_number(value: object, name: str) -> float:
+    """A finite number. Raises Reject (400) naming the field."""
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass
+    raise Reject(400, "bad_value", f"{name} must be a finite number", name)
 
 
 def checked_version(version: object, name: str) -> str:

@@ -22,7 +22,7 @@ from router_core.errors import ConfigError
 from router_core.settings import PlainText, ProfileSettings, RouterSettings
 
 DEFAULT_FILE = "plugins.toml"
-DEFAULT_ENABLED = ("health", "least_inflight")
+DEFAULT_ENABLED = ("metrics", "engine_control", "health", "retry", "session_affinity", "least_inflight")
 PREFIX = "ROUTER__"
 
 
@@ -40,7 +40,10 @@ class Config:
     """Dotted key -> the file, variable or flag it came from; what is missing is a default."""
 
     def where(self, key: str) -> str:
-        """The source of a key, or of the nearest table around it."""
+        """The source of a key, of something in the table that it names, or of the nearest table around it."""
+        inside = f"{key}."
+        if key not in self.sources and (found := next((k for k in self.sources if k.startswith(inside)), None)):
+            return self.sources[found]
         while key:
             if key in self.sources:
                 return self.sources[key]

@@ -73,11 +73,23 @@ class ControlClient:
         fields = dict(headers or {})
         if worker.api_key is not None:
             fields["authorization"] = f"Bearer {worker.api_key}"
+        return await self.call_url(worker.base_url + path, method, timeout_s=timeout_s, body=body, headers=fields)
+
+    async def call_url(
+        self,
+        url: str,
+        method: str,
+        *,
+        timeout_s: float,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> ControlAnswer:
+        """Asks somebody who is no worker, such as a coordinator, in the same way."""
         try:
             async with (
                 asyncio.timeout(timeout_s),
                 self._client().request(
-                    method, URL(worker.base_url + path, encoded=True), data=body, headers=fields, allow_redirects=False
+                    method, URL(url, encoded=True), data=body, headers=headers, allow_redirects=False
                 ) as answer,
             ):
                 told = await _bounded(answer.content)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from router_core.errors import ClientLeft, PluginError
-from router_core.headers import HOP_BY_HOP, RawHeaders, one_date_and_server
+from router_core.errors import ClientLeft, PluginError, Reject
+from router_core.headers import HOP_BY_HOP, RawHeaders, is_fit_to_send, one_date_and_server
 from router_core.plan import Plan, observe
 from router_core.types import Answer, Exchange
 
@@ -21,20 +21,29 @@ class Delivery:
     ) -> None:
         self._exchange = exchange
         self._send = send
-        self._collects = http_version == "1.0"
+        self.collects = http_version == "1.0"
+        """Whether the client knows no chunks."""
         self._max_collected_bytes = max_collected_bytes
         self._observers = list(plan.chunk_observers)
+        self.answer: Answer | None = None
+        """What is being delivered."""
         self.has_begun = False
         """Whether the head has left: from here on an error can only break the transfer."""
         self.is_whole = False
 
     async def prepare(self, answer: Answer) -> None:
         """Collects an answer of unknown length for a client that knows no chunks. Raises WorkerFault, Reject."""
-        if self._collects and "content-length" not in answer.headers and self._has_body(answer):
-            answer.set_body(await answer.body(self._max_collected_bytes))
+        self.answer = answer
+        if self.collects and "content-length" not in answer.headers and self._has_body(answer):
+            try:
+                answer.set_body(await answer.body(self._max_collected_bytes))
+            except Reject as error:
+                message = f"{error.message} (router.max_collected_bytes, for a client that knows no chunks)"
+                raise Reject(error.status, error.code, message) from None
 
     async def begin(self, answer: Answer) -> None:
         """Sends the head. Raises PluginError for one that no server could send."""
+        self.answer = answer
         head = {"type": "http.response.start", "status": answer.status, "headers": _checked(answer)}
         await self._pass(head)
         self.has_begun = True
@@ -76,14 +85,18 @@ class Delivery:
 def _checked(answer: Answer) -> RawHeaders:
     """The head's fields, one Date and one Server. Raises PluginError where a plugin made it impossible."""
     status = answer.status
-    if not isinstance(status, int) or not 200 <= status <= 599:
+    if isinstance(status, bool) or not isinstance(status, int) or not 200 <= status <= 599:
         raise PluginError("?", "response_start", f"no status: {status!r}")
-    fields: RawHeaders = []
-    for pair in answer.headers.raw:
-        name, value = pair
-        if not (isinstance(name, bytes) and isinstance(value, bytes)) or b"\n" in value or b"\r" in value or not name:
-            raise PluginError("?", "response_start", f"no header field: {pair!r}")
-        name = name.lower()
-        if name not in HOP_BY_HOP:
-            fields.append((name, value))
+    try:
+        fields = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in HOP_BY_HOP]
+        is_fit = is_fit_to_send(fields)
+    except (AttributeError, TypeError, ValueError):
+        is_fit = False
+    if not is_fit:
+        raise PluginError("?", "response_start", f"no header fields: {answer.headers!r}")
+    lengths = [value for name, value in fields if name == b"content-length"]
+    if lengths and (status in (204, 304) or len(lengths) > 1 or not lengths[0].isdigit()):
+        if status not in (204, 304):
+            raise PluginError("?", "response_start", f"no content length: {lengths!r}")
+        fields = [pair for pair in fields if pair[0] != b"content-length"]  # it would be that of another answer's body
     return one_date_and_server(fields)

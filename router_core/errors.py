@@ -16,6 +16,10 @@ RouterError
 
 from __future__ import annotations
 
+import re
+
+_CODE = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
+
 
 class RouterError(Exception):
     """Root of the tree."""
@@ -32,7 +36,7 @@ class ConfigError(RouterError):
 class Reject(RouterError):
     """Refuses a request; raised by plugins and by the core, never counted as a failure.
 
-    ``code`` is a short stable word for programs, ``param`` names the field or header at fault,
+    ``status`` is 400 to 599, ``code`` a short stable word for programs, ``param`` names the field or header at fault,
     ``retry_after_s`` becomes ``Retry-After`` (whole seconds).
     """
 
@@ -45,6 +49,10 @@ class Reject(RouterError):
         *,
         retry_after_s: float | None = None,
     ) -> None:
+        if isinstance(status, bool) or not isinstance(status, int) or not 400 <= status <= 599:
+            raise ValueError(f"a refusal has a status from 400 to 599, not {status!r}")
+        if not isinstance(code, str) or not _CODE.match(code):
+            raise ValueError(f"a code is one word of letters, digits, '_', '-' and '.', not {code!r}")
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
         self.retry_after_s = retry_after_s

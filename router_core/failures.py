@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from router_core.errors import (
@@ -17,12 +18,17 @@ from router_core.types import Answer, Exchange, Outcome, OutcomeKind
 
 log = logging.getLogger("router_core")
 
+SHUTTING_DOWN = "shutting_down"
+"""Code of the refusal of what is new, or cut, while the router stops."""
+
 
 def outcome_of(error: BaseException) -> Outcome:
     """How an exchange or attempt ended that this error stopped."""
     match error:
         case ClientLeft():
             return Outcome(OutcomeKind.CLIENT_LEFT, None, "client_left", str(error))
+        case Reject(code=code) if code == SHUTTING_DOWN:
+            return Outcome(OutcomeKind.TIMED_OUT, error.status, error.code, error.message)
         case Reject():
             return Outcome(OutcomeKind.REJECTED, error.status, error.code, error.message)
         case WorkerProtocolError():
@@ -33,6 +39,8 @@ def outcome_of(error: BaseException) -> Outcome:
             return Outcome(OutcomeKind.REJECTED, None, "withdrawn", str(error))
         case PluginError():
             return Outcome(OutcomeKind.FAILED, 500, "plugin_error", str(error))
+        case asyncio.CancelledError():
+            return Outcome(OutcomeKind.FAILED, None, "cancelled", "given up while it ran")
     return Outcome(OutcomeKind.FAILED, 500, "internal_error", f"{type(error).__name__}: {error}")
 
 

@@ -15,6 +15,8 @@ from router_core.types import Exchange, Worker
 
 NO_WORKER_YET = "no_worker_yet"
 """The kind of a hold that waits for a worker."""
+MAX_AT_ONCE_BITS = 6
+"""At most 2 to this power get their turn in one pass of the event loop."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,13 +45,14 @@ class _WorkerLane:
 
 
 class _Lane:
-    """Those that wait for the same, in their order; ``round`` is the newest wake."""
+    """Those that wait for the same, in their order; ``round`` is the newest wake, ``looks`` how often it went well."""
 
-    __slots__ = ("held", "is_scheduled", "round")
+    __slots__ = ("held", "is_scheduled", "looks", "round")
 
     def __init__(self) -> None:
         self.held: list[Held] = []
         self.round = 0
+        self.looks = 0
         self.is_scheduled = False
 
     def remove(self, held: Held) -> None:
@@ -60,7 +63,7 @@ class HoldQueue:
     """Holds requests in lanes; who waits for the same is in one lane and goes in order: by ``hold_order``, then FIFO.
 
     A wake gives the first of a lane its turn: it tries, and gets through or holds again, at its old place. Once it got
-    through the next one has its turn. Nothing is polled. Bounded in number and in the time that an exchange is held
+    through the next ones have theirs. Nothing is polled. Bounded in number and in the time that an exchange is held
     all in all; a client that leaves is gone from the queue at once.
     """
 
@@ -190,11 +193,21 @@ class HoldQueue:
             asyncio.get_running_loop().call_soon(self._look, lane)
 
     def _look(self, lane: _Lane) -> None:
-        """Gives the first its turn, unless it had it in this round; when it has left, the next one is looked at."""
+        """Gives the first their turn: one, and while they get through two, four and more at a time.
+
+        Who is still there when it is looked again has tried in vain: the rest waits for the next round.
+        """
         lane.is_scheduled = False
-        if lane.held and not (first := lane.held[0]).turn.done() and first.exchange.hold_round < lane.round:
-            first.exchange.hold_round = lane.round
-            first.turn.set_result(None)
+        if not lane.held or lane.held[0].turn.done():
+            return
+        if lane.held[0].exchange.hold_round >= lane.round:
+            lane.looks = 0
+            return
+        for held in lane.held[: 1 << min(max(0, lane.looks - 1), MAX_AT_ONCE_BITS)]:
+            if not held.turn.done() and held.exchange.hold_round < lane.round:
+                held.exchange.hold_round = lane.round
+                held.turn.set_result(None)
+        lane.looks += 1
 
     def close(self) -> None:
         """The router stops: everyone who waits is refused, and who would from now on."""

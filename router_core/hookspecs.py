@@ -140,13 +140,16 @@ def response_end(exchange: Exchange, outcome: Outcome) -> None:
 async def startup(router: Router) -> None:
     """Before the first request: keep ``router``, start background work with ``router.spawn``.
 
-    Async, in turn. A raise stops the start of the router.
+    Async, in turn. A raise stops the start of the router. No deadline: a tokenizer may take its time to load.
     """
 
 
 @hookspec
 async def shutdown() -> None:
-    """After the last request: give back what `startup` took. Background work has ended."""
+    """After the last request: give back what `startup` took. Async, reversed; background work has ended.
+
+    Has a deadline.
+    """
 
 
 @hookspec

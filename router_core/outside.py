@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +15,15 @@ from router_core.plan import LoadedPlugin, observe
 from router_core.router import Router
 from router_core.types import Session, Worker, WorkerState
 
+log = logging.getLogger("router_core")
+
 
 class OutsideHooks:
     """Runs these hooks for every loaded plugin, in request order."""
 
-    def __init__(self, plugins: Sequence[LoadedPlugin]) -> None:
+    def __init__(self, plugins: Sequence[LoadedPlugin], *, hook_timeout_s: float) -> None:
         self._plugins = tuple(plugins)
+        self._timeout_s = hook_timeout_s
         self._started: list[LoadedPlugin] = []
 
     def _calls(self, hook: str) -> list[tuple[LoadedPlugin, Callable[..., Any]]]:
@@ -32,7 +38,7 @@ class OutsideHooks:
                 except ConfigError:
                     raise
                 except Exception as error:
-                    plugin.failed("startup", error)
+                    log.debug("plugin %r did not start", plugin.name, exc_info=error)
                     raise ConfigError(f"plugin {plugin.name!r} did not start: {error!r}") from error
             self._started.append(plugin)
 
@@ -41,7 +47,8 @@ class OutsideHooks:
         for plugin in reversed(self._started):
             if (call := plugin.hooks.get("shutdown")) is not None:
                 try:
-                    await call()
+                    async with asyncio.timeout(self._timeout_s):
+                        await call()
                 except Exception as error:  # noqa: BLE001  # the others must stop too
                     plugin.failed("shutdown", error)
         self._started.clear()
@@ -70,17 +77,20 @@ class OutsideHooks:
         return None
 
     def metrics(self) -> str:
-        """What every plugin adds to the metrics page."""
+        """What every plugin adds to the metrics page; a part that would break the page is left out."""
         parts = []
         for plugin, call in self._calls("metrics"):
             try:
                 part = call()
+                if part:
+                    parts.append(_checked_metrics(part))
             except Exception as error:  # noqa: BLE001  # the page shows the others
                 plugin.failed("metrics", error)
-                continue
-            if isinstance(part, str) and part:
-                parts.append(part if part.endswith("\n") else part + "\n")
         return "".join(parts)
+
+    def errors(self) -> dict[tuple[str, str], int]:
+        """(plugin, hook) -> how often it failed."""
+        return {(plugin.name, hook): count for plugin in self._plugins for hook, count in plugin.errors.items()}
 
     # --------------------------------------------------------------------------------------------------------- routes
     def routes(self, core: Sequence[BaseRoute]) -> list[BaseRoute]:
@@ -156,6 +166,21 @@ TOP_LEVEL: dict[str, tuple[str, ...]] = {
 """Plugin -> the top-level path segments that are its own by design."""
 SHARED = ("v1",)
 """First path segments that belong to the workers: of these a plugin gets the very paths of its routes and no others."""
+
+
+_METRICS_LINE = re.compile(
+    r"(#.*)?|[a-zA-Z_:][a-zA-Z0-9_:]*[ \t]*(\{.*\})?[ \t]+[0-9eE.+naifNAIF-]+([ \t]+-?[0-9]+)?[ \t]*"
+)
+
+
+def _checked_metrics(part: object) -> str:
+    """Raises ValueError for what is no Prometheus text."""
+    if not isinstance(part, str):
+        raise ValueError(f"answered {part!r}, not a text")
+    for number, line in enumerate(part.split("\n"), 1):
+        if not _METRICS_LINE.fullmatch(line):
+            raise ValueError(f"line {number} is no Prometheus text: {line[:100]!r}")
+    return part if part.endswith("\n") else part + "\n"
 
 
 def path_of(route: BaseRoute) -> str:

@@ -16,11 +16,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from router_core.errors import PluginError, Reject, RouterError
+from router_core.deadline import RUNNING
+from router_core.errors import AttemptWithdrawn, ClientLeft, PluginError, Reject, WorkerFault
 from router_core.hookspecs import CallNext
+from router_core.timing import HookTimes
 from router_core.types import Answer, Attempt, Exchange, Identity, Outcome, Scores, Session, Worker
 
 log = logging.getLogger("router_core")
+
+PASSING = (Reject, ClientLeft, AttemptWithdrawn, WorkerFault, PluginError)
+"""What a hook may raise without being at fault."""
+FAULTS = (Exception, SystemExit, asyncio.CancelledError)
+"""What costs a plugin its own exchange only; a cancellation only where nobody cancelled the exchange."""
 
 
 @dataclass(eq=False, slots=True)
@@ -59,9 +66,12 @@ class Plan:
         *,
         hook_timeout_s: float,
         overrides: Mapping[str, Any] | None = None,
+        times: HookTimes | None = None,
     ) -> None:
+        """``times`` takes the time of every hook; without it none is taken, at no cost."""
         self.plugins = tuple(plugins)
         self._timeout_s = hook_timeout_s
+        self._times = times
         self._settings = {id(plugin.instance): plugin.settings for plugin in plugins}
         for plugin in plugins:
             if overrides and plugin.name in overrides:
@@ -84,7 +94,10 @@ class Plan:
         return tuple(plugin.name for plugin in self.plugins)
 
     def _calls(self, hook: str) -> tuple[Call, ...]:
-        return tuple((plugin, plugin.hooks[hook]) for plugin in self.plugins if hook in plugin.hooks)
+        calls = ((plugin, plugin.hooks[hook]) for plugin in self.plugins if hook in plugin.hooks)
+        if (times := self._times) is None:
+            return tuple(calls)
+        return tuple((plugin, times.timed(plugin.name, hook, call)) for plugin, call in calls)
 
     def settings_of(self, plugin: object) -> Any:
         """The settings that hold for this plan's exchanges."""
@@ -105,6 +118,7 @@ class Plan:
         """What every filter leaves, and for each worker's url the plugin that left it out."""
         out: dict[str, str] = {}
         for plugin, call in self._filter:
+            workers = tuple(workers)  # a plugin that keeps or spoils it spoils nothing
             kept = _guarded(plugin, "filter_workers", call, exchange, workers)
             if kept is None:
                 continue
@@ -168,10 +182,16 @@ class Plan:
     async def _timed(self, plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
-                return await call(*args)
-        except RouterError:
+                former = RUNNING.set((deadline, asyncio.current_task()))
+                try:
+                    return await call(*args)
+                finally:
+                    RUNNING.reset(former)
+        except PASSING:
             raise
-        except Exception as error:  # a plugin may raise anything; it costs its own exchange only
+        except FAULTS as error:
+            if _is_cancelled(error):
+                raise
             if isinstance(error, TimeoutError) and deadline.expired():
                 error = TimeoutError(f"no answer within {self._timeout_s:g} s (router.hook_timeout_s)")
             failure = plugin.failed(hook, error)
@@ -199,9 +219,11 @@ class Plan:
         next_: CallNext = call_next
         try:
             answer = await call(exchange, next_)
-        except RouterError:
+        except PASSING:
             raise
-        except Exception as error:
+        except FAULTS as error:
+            if _is_cancelled(error):
+                raise
             failure = plugin.failed("around_upstream", error)
             if plugin.on_error == "skip" and not has_called:
                 return await self._layer(depth + 1, exchange, attempt)
@@ -221,7 +243,7 @@ class Plan:
             keys = await self._timed(plugin, "session_opened", call, session, body)
             if keys is None:
                 continue
-            if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+            if not isinstance(keys, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in keys):
                 _refuse(plugin, "session_opened", f"answered {keys!r}, not a list of keys")
                 continue
             taken.update(keys)
@@ -248,10 +270,16 @@ def observe(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: An
     """Calls an observer; False when it raised, which is logged, counted, and otherwise without effect."""
     try:
         call(*args)
-    except Exception as error:  # noqa: BLE001  # an observer may raise anything; nothing depends on it
+    except FAULTS as error:  # nothing depends on an observer
         plugin.failed(hook, error)
         return False
     return True
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether this is a cancellation of the task that runs the hook, and not one that the plugin raised itself."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _guarded(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -259,7 +287,7 @@ def _guarded(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: A
         return call(*args)
     except Reject:
         raise
-    except Exception as error:
+    except FAULTS as error:
         failure = plugin.failed(hook, error)
         if plugin.on_error == "skip":
             return None

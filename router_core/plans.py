@@ -9,6 +9,7 @@ from typing import Any
 
 from router_core.errors import Reject
 from router_core.plan import LoadedPlugin, Plan
+from router_core.timing import HookTimes
 
 MAX_PLANS = 256
 
@@ -40,12 +41,21 @@ class Plans:
         self._profiles = profiles
         self._profile = profile
         self._timeout_s = hook_timeout_s
+        self._times: HookTimes | None = None
         self._plans: OrderedDict[tuple[str | None, str | None], Plan] = OrderedDict()
         self.default = self.of(None, None)
         self.all = Plan(loaded, hook_timeout_s=hook_timeout_s)
         """Every loaded plugin: for what happens outside a request."""
         self.nothing = Plan((), hook_timeout_s=hook_timeout_s)
         """No plugin: for a request that is refused before its plan is known."""
+
+    def time_hooks(self) -> HookTimes:
+        """Takes the time of every hook from now on; for `startup`, before the first request."""
+        if self._times is None:
+            self._times = HookTimes()
+            self._plans.clear()
+            self.default = self.of(None, None)
+        return self._times
 
     def check_profile(self, name: str, where: str) -> None:
         """Raises Reject (400) naming ``where`` when there is no such profile."""
@@ -84,4 +94,4 @@ class Plans:
                 )
             names.add(name) if sign == "+" else names.discard(name)
         plugins = [plugin for plugin in self.loaded if plugin.name in names]
-        return Plan(plugins, hook_timeout_s=self._timeout_s, overrides=settings)
+        return Plan(plugins, hook_timeout_s=self._timeout_s, overrides=settings, times=self._times)

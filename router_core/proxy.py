@@ -9,11 +9,12 @@ import uuid
 from collections.abc import Coroutine, MutableMapping
 from typing import Any, TypeVar
 
+from router_core import debug
 from router_core.attempt import Attempts
 from router_core.clock import Clock
 from router_core.delivery import Delivery, Send
 from router_core.errors import ClientLeft, Reject
-from router_core.failures import answer_for, outcome_of
+from router_core.failures import SHUTTING_DOWN, answer_for, outcome_of
 from router_core.headers import Headers, content_length, end_to_end, forwarded
 from router_core.holds import HoldQueue
 from router_core.plan import Plan
@@ -31,9 +32,9 @@ log = logging.getLogger("router_core")
 Scope = MutableMapping[str, Any]
 T = TypeVar("T")
 
-PLUGINS_HEADER, PROFILE_HEADER, DEBUG_HEADER = "x-router-plugins", "x-router-profile", "x-router-debug"
+PLUGINS_HEADER, PROFILE_HEADER = "x-router-plugins", "x-router-profile"
 NOT_FORWARDED = frozenset(
-    (b"host", b"content-length", b"expect", *(name.encode() for name in (PLUGINS_HEADER, PROFILE_HEADER, DEBUG_HEADER)))
+    (b"host", b"content-length", b"expect", *(name.encode() for name in (PLUGINS_HEADER, PROFILE_HEADER, debug.HEADER)))
 )
 """Fields that this hop writes itself, or that are for the router alone."""
 
@@ -96,12 +97,11 @@ class Proxy:
         """Runs one exchange. ``path`` and ``session_id`` are given for a turn below ``/sessions/{id}/``."""
         exchange, pump = self._exchange(scope, receive, path)
         try:
+            if self._settings.debug_header:
+                exchange.is_debugged = debug.is_wanted(Headers(scope["headers"]).get(debug.HEADER))
             plan = self._enter(exchange, session_id)
-        except Reject as error:
-            early = Delivery(exchange, self._plans.nothing, send, http_version="1.1", max_collected_bytes=0)
-            answer = answer_for(error, exchange)
-            await early.begin(answer)
-            await early.finish(answer)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
+            await self._refuse(exchange, error, send)
             return
         delivery = Delivery(
             exchange,
@@ -115,15 +115,39 @@ class Proxy:
         try:
             outcome = await self._serve(exchange, plan, pump, delivery)
         except asyncio.CancelledError:
-            outcome = Outcome(OutcomeKind.CLIENT_LEFT, None, "cancelled")
-            if self.is_stopping:
-                outcome = Outcome(OutcomeKind.TIMED_OUT, None, "shutdown", "cut at the end of shutdown_grace_s")
-            raise
+            if (why := exchange.take_interruption()) is None:
+                kind = OutcomeKind.TIMED_OUT if self.is_stopping else OutcomeKind.CLIENT_LEFT
+                outcome = Outcome(kind, None, "cancelled", "the server gave the request up")
+                if exchange.outliving is not None:
+                    exchange.outliving.cancel()
+                raise
+            _uncancel()
+            outcome = outcome_of(why)
         finally:
+            exchange.on_interrupt(None)
             if delivery.has_begun and not delivery.is_whole and isinstance(broken := scope.get(BROKEN), Broken):
                 broken.is_broken = True
             pump.detach()
-            self._end(exchange, plan, outcome)
+            await self._end(exchange, plan, outcome, delivery)
+
+    def cut(self) -> None:
+        """Stops every exchange that runs: a 503 where nothing of an answer has left, else a broken transfer."""
+        for exchange in list(self.running):
+            exchange.interrupt(
+                Reject(503, SHUTTING_DOWN, "the router stops (router.shutdown_grace_s)", retry_after_s=1)
+            )
+            if exchange.outliving is not None:
+                exchange.outliving.cancel()
+
+    async def _refuse(self, exchange: Exchange, error: Exception, send: Send) -> None:
+        """Answers a request for which no plan could be found."""
+        delivery = Delivery(exchange, self._plans.nothing, send, http_version="1.1", max_collected_bytes=0)
+        answer = answer_for(error, exchange)
+        try:
+            await delivery.begin(answer)
+            await delivery.finish(answer)
+        except ClientLeft:
+            pass
 
     # ----------------------------------------------------------------------------------------------------- beginning
     def _exchange(self, scope: Scope, receive: Receive, path: bytes | None) -> tuple[Exchange, Pump]:
@@ -152,6 +176,8 @@ class Proxy:
 
     def _enter(self, exchange: Exchange, session_id: str | None) -> Plan:
         """Finds session, profile and plan. Raises Reject."""
+        if self.is_stopping:
+            raise Reject(503, SHUTTING_DOWN, "the router stops and takes no new request", retry_after_s=1)
         session = None
         if session_id is not None:
             check_session_id(session_id)
@@ -178,14 +204,13 @@ class Proxy:
         assert task is not None  # a coroutine that runs has a task
         exchange.on_interrupt(task.cancel)
         reading: asyncio.Task[None] | None = None
-        answer: Answer | None = None
         try:
             try:
                 await self._stoppable(exchange, pump.begin())
                 reading = asyncio.get_running_loop().create_task(pump.run(), name=f"pump {exchange.id}")
                 answer = await self._stoppable(exchange, self._answer(exchange, plan))
                 await self._stoppable(exchange, delivery.prepare(answer))
-                outcome = Outcome(OutcomeKind.WORKER_ERROR if answer.status >= 500 else OutcomeKind.OK, answer.status)
+                outcome = _outcome(exchange, answer)
             except ClientLeft:
                 raise
             except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
@@ -194,11 +219,8 @@ class Proxy:
         except ClientLeft as error:
             return outcome_of(error)
         finally:
-            exchange.on_interrupt(None)
             if reading is not None:
                 reading.cancel()
-            if answer is not None and not delivery.is_whole:
-                await _give_up(answer)
 
     async def _answer(self, exchange: Exchange, plan: Plan) -> Answer:
         identity = plan.identify(exchange)
@@ -214,12 +236,16 @@ class Proxy:
     ) -> Outcome:
         """Sends the answer; an error before the head has left is told in its place, a later one breaks the transfer."""
         try:
-            self._stamp(exchange, answer)
+            self._stamp(exchange, plan, answer)
             await self._stoppable(exchange, plan.response_start(exchange, answer))
+            if delivery.collects:  # a hook may have wrapped it
+                await self._stoppable(exchange, delivery.prepare(answer))
             await self._stoppable(exchange, delivery.begin(answer))
         except ClientLeft:
             raise
         except Exception as error:  # noqa: BLE001  # the same: an answer for this exchange alone
+            if delivery.has_begun:
+                return self._broken(exchange, error)
             await _give_up(answer)
             answer, outcome = answer_for(error, exchange), outcome_of(error)
             await self._stoppable(exchange, delivery.begin(answer))
@@ -228,14 +254,19 @@ class Proxy:
         except ClientLeft:
             raise
         except Exception as error:  # noqa: BLE001  # the head has left: all that can be done is to break the transfer
-            log.warning("%r broke after its answer had begun: %r", exchange, error)
-            await _give_up(answer)
-            return outcome_of(error)
+            return self._broken(exchange, error)
         return outcome
 
-    def _stamp(self, exchange: Exchange, answer: Answer) -> None:
+    @staticmethod
+    def _broken(exchange: Exchange, error: Exception) -> Outcome:
+        log.warning("%r broke after its answer had begun: %r", exchange, error)
+        return outcome_of(error)
+
+    def _stamp(self, exchange: Exchange, plan: Plan, answer: Answer) -> None:
         if exchange.worker is not None and answer.error_code is None:
             answer.headers.set("x-router-worker", exchange.worker.url)
+        if exchange.is_debugged:
+            debug.show(exchange, answer, plan.names, self._clock.now())
 
     @staticmethod
     async def _stoppable(exchange: Exchange, work: Coroutine[Any, Any, T]) -> T:
@@ -258,12 +289,39 @@ class Proxy:
         return result
 
     # -------------------------------------------------------------------------------------------------------- ending
-    def _end(self, exchange: Exchange, plan: Plan, outcome: Outcome) -> None:
-        for attempt in exchange.attempts:
-            self._attempts.end(attempt, outcome)
+    async def _end(self, exchange: Exchange, plan: Plan, outcome: Outcome, delivery: Delivery) -> None:
+        """Attempts first, then what wrapped the answer, then the observers: once, even if cancelled meanwhile.
+
+        Work that outlives the client comes before all that; it is told that the client has left by its wrapped answer.
+        """
+        work = exchange.outliving
+        try:
+            if work is not None and not work.done():
+                await self._let_go(exchange, delivery)
+                await asyncio.wait([work])
+        finally:
+            if work is not None:
+                work.cancel()
+            exchange.ended_at = self._clock.now()
+            self._attempts.end_all(exchange, outcome)
+            try:
+                await self._let_go(exchange, delivery)
+            finally:
+                self._leave(exchange, plan, outcome)
+
+    async def _let_go(self, exchange: Exchange, delivery: Delivery) -> None:
+        """Gives up an answer that was not delivered whole."""
+        if delivery.answer is None or delivery.is_whole:
+            return
+        try:
+            async with asyncio.timeout(self._settings.hook_timeout_s):
+                await _give_up(delivery.answer)
+        except TimeoutError:
+            log.error("%r: what wrapped its answer does not end (router.hook_timeout_s)", exchange)
+
+    def _leave(self, exchange: Exchange, plan: Plan, outcome: Outcome) -> None:
         if exchange.session is not None:
             self._sessions.leave(exchange.session, exchange)
-        exchange.ended_at = self._clock.now()
         self.running.discard(exchange)
         if outcome.kind not in (OutcomeKind.OK, OutcomeKind.CLIENT_LEFT):
             worker = exchange.worker.url if exchange.worker else "none"
@@ -271,6 +329,14 @@ class Proxy:
                 "%r ended %s (%s), worker %s: %s", exchange, outcome.kind, outcome.code, worker, outcome.message
             )
         plan.response_end(exchange, outcome)
+
+
+def _outcome(exchange: Exchange, answer: Answer) -> Outcome:
+    """How an exchange ended whose answer is whole: nobody but the router or a plugin refuses without an attempt."""
+    status = answer.status if isinstance(answer.status, int) else 0  # what is none is refused when it is delivered
+    if status >= 400 and not exchange.attempts:
+        return Outcome(OutcomeKind.REJECTED, status, answer.error_code)
+    return Outcome(OutcomeKind.WORKER_ERROR if status >= 500 else OutcomeKind.OK, status)
 
 
 async def _give_up(answer: Answer) -> None:
@@ -283,7 +349,8 @@ async def _give_up(answer: Answer) -> None:
 
 def _uncancel() -> None:
     if (task := asyncio.current_task()) is not None:
-        task.uncancel()
+        while task.uncancel():
+            pass
 
 
 async def _flush_cancellation() -> None:
@@ -292,4 +359,4 @@ async def _flush_cancellation() -> None:
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            task.uncancel()
+            _uncancel()

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
+from router_core.deadline import stopped
 from router_core.errors import ClientLeft, Reject, RouterError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -54,6 +55,8 @@ class Pump:
     # ------------------------------------------------------------------------------------------------ the reading side
     async def begin(self) -> None:
         """Takes in the first piece, which is the whole of most bodies. Raises ClientLeft, Reject."""
+        if self.length is not None and self.length > self._max_body_bytes:
+            raise self._too_long()
         if not await self._next():
             raise self._error or ClientLeft("the client closed its connection")
 
@@ -64,6 +67,8 @@ class Pump:
 
     async def _next(self) -> bool:
         try:
+            if not self._is_complete:
+                await self._make_room()
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft("the client closed its connection")
@@ -71,8 +76,6 @@ class Pump:
             if not message.get("more_body", False):
                 self._is_complete = True
                 self._arrived.set()
-            else:
-                await self._make_room()
         except RouterError as error:
             self._error = error
             self._arrived.set()
@@ -83,16 +86,15 @@ class Pump:
     def _put(self, piece: bytes) -> None:
         self._received += len(piece)
         if self._received > self._max_body_bytes:
-            raise Reject(
-                413,
-                "body_too_large",
-                f"the body is longer than {self._max_body_bytes} bytes (router.max_body_bytes)",
-                "content-length",
-            )
+            raise self._too_long()
         if piece and not self._is_complete:
             self._pieces.append(piece)
             self._buffered += len(piece)
             self._arrived.set()
+
+    def _too_long(self) -> Reject:
+        limit = f"{self._max_body_bytes} bytes (router.max_body_bytes)"
+        return Reject(413, "body_too_large", f"the body is longer than {limit}", "content-length")
 
     async def _make_room(self) -> None:
         """Waits while the buffer is full; raises Reject for a held body above its bound."""
@@ -140,6 +142,12 @@ class Pump:
             raise RuntimeError("the body was streamed to a worker: it cannot be read any more")
         self._is_collecting = True
         self._taken.set()
+        if (body := self.whole) is None:
+            with stopped():
+                body = await self._wait_for_all()
+        return body
+
+    async def _wait_for_all(self) -> bytes:
         while (body := self.whole) is None:
             if self._error is not None:
                 raise self._error

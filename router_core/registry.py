@@ -145,21 +145,24 @@ class Registry:
         self._register(plugin, source.origin)
         self.plugins.append(plugin)
 
-    def _settings(self, name: str, cls: type[Any], extra: Mapping[str, Any] | None = None) -> PluginSettings:
+    def _settings(
+        self, name: str, cls: type[Any], overrides: Mapping[str, Any] | None = None, prefix: str = ""
+    ) -> PluginSettings:
+        """A plugin's settings; ``overrides`` are those of the profile at ``prefix``."""
         model = getattr(cls, "Settings", PluginSettings)
         if not (inspect.isclass(model) and issubclass(model, PluginSettings)):
             raise ConfigError(f"plugin {name!r}: Settings must be a subclass of PluginSettings")
         try:
-            return model.model_validate({**self._config.plugins.get(name, {}), **(extra or {})})
+            return model.model_validate({**self._config.plugins.get(name, {}), **(overrides or {})})
         except ValidationError as error:
-            raise config_error(error, f"plugins.{name}.", self._config.sources) from None
+            raise config_error(error, f"{prefix}plugins.{name}.", self._config.sources) from None
 
     def _register(self, plugin: LoadedPlugin, origin: str) -> None:
         try:
             self._pluggy.register(plugin.instance, name=plugin.name)
             self._pluggy.check_pending()
         except pluggy.PluginValidationError as error:
-            raise ConfigError(f"plugin {plugin.name!r}: {error}", where=origin) from None
+            raise ConfigError(f"plugin {plugin.name!r}: {' '.join(str(error).split())}", where=origin) from None
         for caller in self._pluggy.get_hookcallers(plugin.instance) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin.instance:
@@ -190,7 +193,7 @@ class Registry:
                         where=self._config.where(key),
                         key=f"{key}.{setting}",
                     )
-            settings[plugin_name] = self._settings(plugin_name, cls, table)
+            settings[plugin_name] = self._settings(plugin_name, cls, table, f"profiles.{name}.")
         return Profile(frozenset(profile.enable), frozenset(profile.disable), settings)
 
 
@@ -200,7 +203,7 @@ def _check_class(name: str, cls: type[Any], origin: str) -> None:
     if requires is not None:
         try:
             fits = SpecifierSet(requires).contains(str(API_VERSION))
-        except InvalidSpecifier:
+        except (InvalidSpecifier, TypeError):
             raise ConfigError(
                 f"plugin {name!r}: requires_api = {requires!r} is no version range", where=origin
             ) from None
@@ -213,6 +216,8 @@ def _check_class(name: str, cls: type[Any], origin: str) -> None:
         function = inspect.getattr_static(cls, attribute)
         options = getattr(function, _MARK, None)
         if options is None:
+            if attribute in HOOKS and isinstance(function, classmethod | property):
+                raise ConfigError(f"plugin {name!r}: hook {attribute!r} must be a method", where=origin)
             if attribute in HOOKS and callable(function):
                 raise ConfigError(f"plugin {name!r}: method {attribute!r} is not marked @hookimpl", where=origin)
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Awaitable, Callable, Coroutine, Set
 from typing import Any
 
 from router_core.clock import Clock
@@ -13,6 +13,7 @@ from router_core.holds import HoldQueue
 from router_core.sessions import SessionTable
 from router_core.settings import RouterSettings
 from router_core.tasks import Tasks
+from router_core.timing import HookTimes
 from router_core.types import Exchange, Session, Worker
 from router_core.workers import WorkerTable
 
@@ -48,6 +49,14 @@ class Router:
         """What plugins still wait for before the router is ready: their name -> what it is, for people. Who puts
         something in takes it out; meanwhile ``GET /readiness`` is 503 ``warming``, and requests pass."""
         self.find_tokenizer: Callable[[str | None], Any] = lambda name: None
+        self.time_hooks: Callable[[], HookTimes] = HookTimes
+        """Has the time of every hook taken from now on; call it in `startup`."""
+        self.plugin_errors: Callable[[], dict[tuple[str, str], int]] = dict
+        """(plugin, hook) -> how often it failed."""
+        self.plugin_metrics: Callable[[], str] = str
+        """What the plugins' `metrics` hooks say, joined."""
+        self.open_session: Callable[[dict[str, Any]], Awaitable[Session]] = _no_sessions
+        """Opens a session as ``POST /sessions`` with this body would. Raises Reject."""
         self.session_moved: Callable[[str, Worker, Worker], None] = lambda session_id, old, new: None
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
@@ -62,3 +71,7 @@ class Router:
     def session(self, session_id: str) -> Session | None:
         """An open session by its id."""
         return self.sessions.get(session_id)
+
+
+async def _no_sessions(body: dict[str, Any]) -> Session:
+    raise RuntimeError("sessions open once the router is built")

@@ -7,33 +7,43 @@ import gc
 import json
 import logging
 import os
+import signal
 import socket
+import time
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from router_core.app import Application
 from router_core.errors import ConfigError
+from router_core.protocol import Protocol
 from router_core.settings import RouterSettings
 
 log = logging.getLogger("router_core")
 
 BACKLOG = 8192
 KEEP_ALIVE_S = 75
+CUT_S = 2.0
+"""Seconds that requests get to end after they were cut."""
+DRAIN_POLL_S = 0.1
 GC_THRESHOLDS = (20_000, 20, 50)
 """Exchanges make no cycles of their own, so the collector may look less often than Python's default."""
 QUIET = (
     "ASGI callable returned without completing response.",
     "Unsupported upgrade request.",
     "No supported WebSocket",
+    "Application startup failed. Exiting.",
+    "Exception in 'lifespan' protocol",
 )
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError when the port is taken or the address is none."""
+def bind(host: str, port: int, where: str = "") -> socket.socket:
+    """A listening socket. Raises ConfigError, naming ``where`` it was set, when port or address cannot be had."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
@@ -42,7 +52,8 @@ def bind(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}", key="router.port") from None
+        message = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        raise ConfigError(message, where=where, key="router.port") from None
     return listener
 
 
@@ -58,11 +69,10 @@ class Server(uvicorn.Server):
     def __init__(self, application: Application, listener: socket.socket) -> None:
         self._application = application
         self._listener = listener
-        settings = application.config.router
         super().__init__(
             uvicorn.Config(
                 application.app,
-                http="httptools",
+                http=Protocol,
                 ws="none",
                 loop="auto",
                 lifespan="on",
@@ -74,24 +84,81 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=settings.shutdown_grace_s,  # type: ignore[arg-type]  # seconds may be a fraction
             )
         )
         self.ready = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: asyncio.Task[Any] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        self._loop, self._starting = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            await super().startup(sockets=sockets)
+        except SystemExit:  # uvicorn's way of saying that the application did not start
+            raise self._application.start_error or ConfigError("the router did not start") from None
+        self._starting = None
         if not self.should_exit:
             self._publish(self._application.config.router)
             self.ready.set()
 
+    def stop(self) -> None:
+        """Ends `run_here`: refuses what is new, lets what runs finish, then cuts it."""
+        self.should_exit = True
+        self._woken.set()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._woken.set)
+            if self._starting is not None:  # a start that hangs must end too
+                self._loop.call_soon_threadsafe(self._starting.cancel)
+
+    async def main_loop(self) -> None:
+        if not self.should_exit:
+            await self._woken.wait()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """The stages of an end: no new connection, the grace, the cut, and the application's own end.
+
+        After SIGTERM that is how this process was meant to end: its exit status is 0.
+        """
+        proxy, grace_s = self._application.proxy, self._application.config.router.shutdown_grace_s
         self._application.begin_stop()
-        running = len(self._application.proxy.running)
-        if running:
-            grace = self._application.config.router.shutdown_grace_s
-            log.info("stopping: %d requests may go on for %g s (router.shutdown_grace_s)", running, grace)
-        await super().shutdown(sockets=sockets)
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if proxy.running:
+            log.info("stopping: %d requests may go on for %g s (router.shutdown_grace_s)", len(proxy.running), grace_s)
+        if not await self._drained(grace_s):
+            log.warning("stopping: %d requests are cut", len(proxy.running))
+            proxy.cut()
+            if not await self._drained(CUT_S):
+                tasks = list(self.server_state.tasks)
+                for task in tasks:
+                    task.cancel()
+                await self._drained(CUT_S)
+        await self.lifespan.shutdown()
+        self._captured_signals = [number for number in self._captured_signals if number != signal.SIGTERM]
+
+    async def _drained(self, timeout_s: float) -> bool:
+        """Waits until every request has been answered and every connection has been closed; a second Ctrl-C ends it."""
+        end = time.monotonic() + timeout_s
+        while True:
+            await asyncio.sleep(0)  # connections that were told to close do it in the next round
+            tasks = set(self.server_state.tasks)
+            if not tasks and not self.server_state.connections:
+                return True
+            left = end - time.monotonic()
+            if left <= 0 or self.force_exit:
+                return False
+            if tasks:
+                await asyncio.wait(tasks, timeout=min(left, DRAIN_POLL_S))
+            else:
+                await asyncio.sleep(min(left, DRAIN_POLL_S / 10))
 
     def _publish(self, settings: RouterSettings) -> None:
         url = url_of(self._listener)
@@ -99,7 +166,7 @@ class Server(uvicorn.Server):
         log.info("router-core listens on %s, workers: %d", url, len(self._application.workers))
         if settings.ready_file is not None:
             line = json.dumps({"host": host, "port": port, "url": url, "pid": os.getpid()})
-            whole = Path(settings.ready_file + ".part")
+            whole = _part_of(settings.ready_file)
             whole.write_text(line + "\n", encoding="utf-8")
             whole.replace(settings.ready_file)
 
@@ -117,6 +184,12 @@ class _ProcessServer(Server):
         gc.freeze()  # what lives until the end need not be looked at again and again
         gc.set_threshold(*GC_THRESHOLDS)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets=sockets)
+        if self.server_state.tasks:
+            log.error("stopping: %d requests do not end, whatever they are told", len(self.server_state.tasks))
+            os._exit(1)  # everything else has been shut down; asyncio would wait for them for ever
+
 
 class _Quiet(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
@@ -133,11 +206,49 @@ def set_up_logging(level: str) -> None:
     uvicorn_log.setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
+def _part_of(ready_file: str) -> Path:
+    return Path(ready_file + ".part")
+
+
+def _clear_ready_file(path: str | None, where: str) -> None:
+    """One of an earlier run must not be taken for ours. Raises ConfigError where it could not be written."""
+    if path is None:
+        return
+    try:
+        _part_of(path).write_text("", encoding="utf-8")
+        _part_of(path).unlink()
+        Path(path).unlink(missing_ok=True)
+    except OSError as error:
+        message = f"cannot be written: {error.strerror or error}: {path!r}"
+        raise ConfigError(message, where=where, key="router.ready_file") from None
+
+
+def _raise_file_limit() -> None:
+    """Two descriptors a request: as many as the system lets this process have."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            log.warning("open files stay limited to %d: %s", soft, error)
+
+
 def serve(application: Application) -> int:
     """Binds and serves until a signal; returns the exit status. Raises ConfigError."""
-    settings = application.config.router
+    config = application.config
+    settings = config.router
     set_up_logging(settings.log_level)
-    listener = bind(settings.host, settings.port)
+    _clear_ready_file(settings.ready_file, config.where("router.ready_file"))
+    listener = bind(settings.host, settings.port, config.where("router.port"))
+    _raise_file_limit()
     server = _ProcessServer(application, listener)
-    server.run(sockets=[listener])
+    try:
+        server.run(sockets=[listener])
+    except asyncio.CancelledError:
+        log.warning("stopped while it was starting")
+        return 1
     return 0 if server.started else 3

@@ -10,11 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from router_core.bodies import is_text
 from router_core.clock import Clock
 from router_core.errors import Reject
 from router_core.types import Exchange, Session
 
-ID_PATTERN = re.compile(r"^[A-Za-z0-9._:-]{1,256}$")
+ID_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,256}\Z")
 RESERVED_IDS = frozenset(("capabilities",))
 MAX_VALUE_CHARACTERS = 1024
 MAX_REMEMBERED = 10_000
@@ -64,7 +65,7 @@ class SessionTable:
         if session is not None:
             return session
         if (reason := self._evicted.get(session_id)) is not None:
-            raise Reject(410, "session_evicted", f"session {session_id!r} was evicted: {reason}", "session_id")
+            raise _evicted(session_id, reason)
         raise Reject(404, "unknown_session", f"there is no session {session_id!r}", "session_id")
 
     # ------------------------------------------------------------------------------------------- opening and closing
@@ -116,32 +117,41 @@ class SessionTable:
             if session.last_used_at > oldest:
                 break
             if not session.running and not session.closing:
-                self._evict(session, f"idle for {self._ttl_s:g} s (router.session_ttl_s)")
+                self.evict(session, f"idle for {self._ttl_s:g} s (router.session_ttl_s)")
 
     def _evict_longest_idle(self) -> bool:
         for session in self._sessions.values():
             if not session.running and not session.closing:
-                self._evict(session, "too many sessions were open (router.max_sessions)")
+                self.evict(session, "too many sessions were open (router.max_sessions)")
                 return True
         return False
 
-    def _evict(self, session: Session, reason: str) -> None:
+    def evict(self, session: Session, reason: str) -> None:
+        """Closes a session for want of room: its turns are cut, and from now on it is 410 with this reason."""
+        if self._sessions.get(session.id) is not session:
+            return
         self._evicted[session.id] = reason
         if len(self._evicted) > MAX_REMEMBERED:
             self._evicted.popitem(last=False)
         self._end(session, reason)
 
     def _end(self, session: Session, reason: str) -> int:
-        self._idle.pop(session, None)
+        if (idle := self._idle.pop(session, None)) is not None:
+            idle.set()  # somebody else closes it already: he need not wait any more
         if self._sessions.get(session.id) is not session:
             return 0
         del self._sessions[session.id]
         session.closing = True
         running = list(session.running)
         for exchange in running:
-            exchange.interrupt(Reject(409, "session_closed", f"session {session.id!r} was closed", "session_id"))
+            exchange.interrupt(self._cut(session))
         self._on_close(session, reason)
         return len(running)
+
+    def _cut(self, session: Session) -> Reject:
+        if (reason := self._evicted.get(session.id)) is not None:
+            return _evicted(session.id, reason)
+        return Reject(409, "session_closed", f"session {session.id!r} was closed", "session_id")
 
     # -------------------------------------------------------------------------------------------------------- turns
     def enter(self, session: Session, exchange: Exchange) -> None:
@@ -172,8 +182,12 @@ class SessionTable:
 
     def _touch(self, session: Session) -> None:
         session.last_used_at = self._clock.now()
-        if session.id in self._sessions:
+        if self._sessions.get(session.id) is session:
             self._sessions.move_to_end(session.id)
+
+
+def _evicted(session_id: str, reason: str) -> Reject:
+    return Reject(410, "session_evicted", f"session {session_id!r} was evicted: {reason}", "session_id")
 
 
 def check_session_id(session_id: object) -> None:
@@ -185,10 +199,10 @@ def check_session_id(session_id: object) -> None:
 
 
 def _text(body: Mapping[str, Any], key: str) -> str | None:
-    value = body.get(key)
+    value: str | None = body.get(key)
     if value is None:
         return None
-    if not isinstance(value, str) or not value or len(value) > MAX_VALUE_CHARACTERS:
+    if not is_text(value) or not 0 < len(value) <= MAX_VALUE_CHARACTERS:
         raise Reject(400, "bad_value", f"{key} must be a text of 1 to {MAX_VALUE_CHARACTERS} characters", key)
     return value
 

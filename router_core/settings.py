@@ -10,7 +10,7 @@ from typing import Any, Literal, get_origin
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
-NAME_PATTERN = r"^[a-z][a-z0-9_]*$"
+NAME_PATTERN = r"^[a-z][a-z0-9_]*\Z"
 
 
 class PlainText(str):
@@ -116,6 +116,9 @@ class RouterSettings(Settings):
     drain_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds that a draining worker's running requests get before it is gone."""
 
+    debug_header: bool = True
+    """Whether a request with ``x-router-debug: 1`` is told how it was routed; else the header means nothing."""
+
     session_headers: list[str] = ["x-session-id", "x-smg-tito-session-id", "x-smg-routing-key"]
     """Headers that name a request's session, in this order, after the path."""
     max_sessions: int = Field(default=100_000, gt=0)
@@ -131,10 +134,8 @@ class RouterSettings(Settings):
         return [name.lower() for name in names]
 
 
-class ProfileSettings(BaseModel):
+class ProfileSettings(Settings):
     """A ``[profiles.NAME]`` table: a named set of switches for some requests or sessions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     enable: list[str] = []
     """Plugins that are on beside those of ``enabled``, appended in this order."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from router_core.bodies import read_json
+from router_core.bodies import checked_number, read_json
 from router_core.clock import Clock
 from router_core.errors import Reject
 from router_core.worker_updates import update_workers
@@ -60,11 +59,9 @@ def _checked_stats(entry: Mapping[str, Any]) -> dict[str, float]:
         stats = {key: value for key, value in entry.items() if key not in ("worker_id", "url", "dp_rank")}
     if not isinstance(stats, dict) or len(stats) > MAX_STATS:
         raise Reject(400, "bad_value", f"stats must be an object of at most {MAX_STATS} numbers", "stats")
-    for name, value in stats.items():
+    for name in stats:
         if len(name) > MAX_STAT_NAME_CHARACTERS or not name.isprintable():
             raise Reject(
                 400, "bad_value", f"a statistic's name has 1 to {MAX_STAT_NAME_CHARACTERS} characters", "stats"
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise Reject(400, "bad_value", f"{name} must be a number, not {value!r}", name)
-    return dict(stats)
+    return {name: checked_number(value, name) for name, value in stats.items()}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from router_core.clock import Clock
 from router_core.errors import Reject
 from router_core.types import Attempt, Worker, WorkerState
-from router_core.urls import parse_worker_url, rank_urls
+from router_core.urls import WorkerUrl, parse_worker_url, rank_urls
 
 Changed = Callable[[Worker, WorkerState | None, WorkerState], None]
 
@@ -73,15 +73,17 @@ class WorkerTable:
         return self._workers.get(worker.key) is worker and worker.generation == generation
 
     # ------------------------------------------------------------------------------------------------- registering
+    def check_urls(self, urls: Iterable[str]) -> None:
+        """Raises Reject (400) for the first that cannot be registered."""
+        for url in urls:
+            _parse(url)
+
     def add(self, url: str, **fields: object) -> Worker:
         """Registers a worker; a known one is revived, with a new generation, and takes the given fields.
 
         Raises Reject: 400 for a bad URL, 503 when the table is full.
         """
-        try:
-            parsed = parse_worker_url(url)
-        except ValueError as error:
-            raise Reject(400, "bad_worker_url", str(error), "url") from None
+        parsed = _parse(url)
         worker = self._workers.get(parsed.key)
         if worker is None and len(self._workers) >= self._max_workers:
             raise self._full()
@@ -103,7 +105,8 @@ class WorkerTable:
         else:
             worker.generation = self._generation
             worker.cache_epoch += 1
-            worker.weight_version = worker.pending_weight_version = None  # it may have been restarted
+            worker.weight_version_at = 0.0  # it may have been restarted
+            worker.pending_weight_version = None
             self.update(worker, **fields)
             if (idle := self._idle.pop(worker, None)) is not None:
                 idle.set()
@@ -138,8 +141,7 @@ class WorkerTable:
         _take(worker, fields)
         if fields.get("weight_version") is not None:
             worker.weight_version_at = self._clock.now()
-            if worker.pending_weight_version == worker.weight_version:
-                worker.pending_weight_version = None
+            worker.pending_weight_version = fields.get("pending_weight_version")  # type: ignore[assignment]  # a text
         self._on_room()
 
     def set_stats(self, worker: Worker, stats: dict[str, float]) -> None:
@@ -239,6 +241,13 @@ _FIELDS = (
     "api_key",
     "dp_size",
 )
+
+
+def _parse(url: str) -> WorkerUrl:
+    try:
+        return parse_worker_url(url)
+    except ValueError as error:
+        raise Reject(400, "bad_worker_url", str(error), "url") from None
 
 
 def _identity(key: str) -> str:

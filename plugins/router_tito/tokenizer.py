@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Tokenizer(Protocol):
@@ -34,4 +36,16 @@ class Tokenizer(Protocol):
         template_kwargs: Mapping[str, Any],
     ) -> str:
         """The conversation as text. Whatever the template raises passes."""
+        ...
+
+
+class TokenizerDoor(Protocol):
+    """What the `tokenizer` hook answers: a tokenizer that may still be loading, and the threads it works in."""
+
+    async def ready(self) -> Tokenizer:
+        """The loaded tokenizer. Raises Reject while there is none, or there will be none."""
+        ...
+
+    async def run(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Calls ``work`` in one of the tokenizers' threads; what it raises is raised here."""
         ...

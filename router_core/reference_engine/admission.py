@@ -25,7 +25,9 @@ class Admission:
             if not 0 <= token_id < vocabulary_size:
                 raise InvalidFieldError("script", f"The script's id {token_id} is outside the vocabulary.")
         wanted, limit = request.sampling.max_new_tokens or 0, self._options.context_length
-        if len(request.prompt_ids) + max(wanted, 1) > limit:
+        # vLLM cuts an answer that is too long, SGLang refuses it.
+        needed = 1 if request.dialect == "vllm" else max(wanted, 1)
+        if len(request.prompt_ids) + needed > limit:
             raise ContextTooLongError(len(request.prompt_ids), wanted, limit, request.dialect)
         if request.rid in taken_rids:
             raise RequestError(f"Duplicate request ID detected: {request.rid}")
@@ -33,10 +35,11 @@ class Admission:
     def admit(self, request: GenerationRequest, model: Model, tokenizer: Tokenizer) -> Generation:
         """Return the generation of a request that was checked."""
         seed, most = request.sampling.sampling_seed, request.sampling.max_new_tokens
+        room = self._options.context_length - len(request.prompt_ids)
         return Generation(
             request,
             self._next_seed() if seed is None else seed,
-            self._options.context_length - len(request.prompt_ids) if most is None else most,
+            room if most is None else min(most, room),
             model.new_cache(),
             tokenizer,
         )

@@ -72,10 +72,14 @@ class Choice:
 
 
 def reasoning_tokens(call: OpenAiCall, generation: Generation, tokenizer: Tokenizer) -> int:
-    """Return how many output tokens are thinking: those before ``</think>``, without ``<think>`` itself."""
+    """Return how many output tokens are thinking: those before ``</think>``, without ``<think>`` itself.
+
+    The end of the turn counts in an unfinished thought of SGLang's, not of vLLM's.
+    """
     if not call.is_thinking:
         return 0
     start, end = tokenizer.id_of("<think>"), tokenizer.id_of("</think>")
     ids = generation.output_ids
     thought = ids[: ids.index(end)] if end is not None and end in ids else ids
-    return sum(token_id != start for token_id in thought)
+    hidden = {start} if generation.request.dialect == "sglang" else {start, tokenizer.eos_id}
+    return sum(token_id not in hidden for token_id in thought)

@@ -14,6 +14,10 @@ from router_core.reference_engine.tokenizer import Tokenizer
 
 Logprobs = npt.NDArray[np.float64]
 
+_MAX_ROWS = 32
+_MAX_READS = 32768
+"""How many rows, and earlier positions that they attend to, are computed in a turn: about 4 ms of the default model."""
+
 
 @dataclass(slots=True)
 class _Share:
@@ -39,20 +43,23 @@ class Decoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._eos_id = tokenizer.eos_id
 
-    def step(self, model: Model, batch: Sequence[Generation], version: str, max_rows: int) -> Step:
-        """Advance the sequences of ``batch`` in order until ``max_rows`` rows are used.
+    def step(self, model: Model, batch: Sequence[Generation], version: str) -> Step:
+        """Advance the sequences of ``batch`` in order, until a turn of the loop is full.
 
         A sequence whose prompt is not computed yet takes what is left, any other takes one row.
         """
         rows: list[Row] = []
         shares: list[_Share] = []
+        reads = 0
         for generation in batch:
             position = generation.cache.length
-            pending = generation.token_ids[position : position + max_rows - len(rows)]
+            room = max(0 if rows else 1, min(_MAX_ROWS - len(rows), (_MAX_READS - reads) // (position + 1)))
+            pending = generation.token_ids[position : position + room]
             if not pending:
                 break
             shares.append(_Share(generation, len(rows), position, len(pending)))
             rows.extend(Row(token_id, generation.cache) for token_id in pending)
+            reads += len(pending) * (position + len(pending))
         hidden = model.forward(rows)
         for share in shares:
             self._read_prompt(model, hidden, share)

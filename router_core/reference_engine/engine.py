@@ -24,9 +24,6 @@ _log = logging.getLogger(__name__)
 PauseMode = Literal["abort", "retract", "in_place"]
 PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 
-_MAX_ROWS_PER_TURN = 32
-"""Rows computed before other tasks of the loop get their turn: about 3 ms of the default model."""
-
 _TURNS_AFTER_STEP = 4
 """Turns of the loop until a token has left its wire, so that a stream has a chunk for each."""
 
@@ -237,9 +234,9 @@ class Engine:
             self._waiting.appendleft(generation)
 
     def _step(self, batch: list[Generation]) -> None:
-        """Compute up to 32 rows; a fault of the model ends this batch and no other."""
+        """Compute some rows; a fault of the model ends this batch and no other."""
         try:
-            step = self._decoder.step(self.model, batch, self.weight_version, _MAX_ROWS_PER_TURN)
+            step = self._decoder.step(self.model, batch, self.weight_version)
         except Exception as error:  # noqa: BLE001 - the clients must be told, and the loop must live
             _log.exception("a step of %d requests failed", len(batch))
             for generation in batch:

@@ -39,9 +39,9 @@ class ContextTooLongError(RequestError):
         total = prompt_tokens + wanted
         if dialect == "vllm":
             said = (
-                f"This model's maximum context length is {limit} tokens. However, you requested {wanted} output tokens "
-                f"and your prompt contains {prompt_tokens} input tokens, for a total of {total} tokens. "
-                "Please reduce the length of the input prompt or the number of requested output tokens."
+                f"This model's maximum context length is {limit} tokens. However, your prompt contains {prompt_tokens} "
+                "input tokens, which exceeds this limit even without any output tokens. "
+                "Please reduce the length of the input prompt."
             )
         elif prompt_tokens >= limit:
             said = f"The input ({prompt_tokens} tokens) is longer than the model's context length ({limit} tokens)."

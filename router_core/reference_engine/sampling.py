@@ -6,6 +6,7 @@ aborted and sent again with the tokens it had, and the same seed, goes on as if 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,17 @@ def read_sampling_params(body: Mapping[str, Any], vocabulary_size: int) -> Sampl
         n=siblings,
     )
 
+
+def refuse_unknown(body: Mapping[str, Any]) -> None:
+    """Raise an InvalidFieldError for a name that SGLang does not know: it refuses misspellings too."""
+    known = {field.name for field in dataclass_fields(SamplingParams)} | _UNSUPPORTED.keys() | _WITHOUT_EFFECT
+    for name in body:
+        if name not in known:
+            raise InvalidFieldError(name, f"unknown field `{name}`, expected one of {', '.join(sorted(known))}")
+
+
+_WITHOUT_EFFECT = {"spaces_between_special_tokens", "stream_interval"}
+"""Sampling parameters that change nothing here."""
 
 _UNSUPPORTED: Mapping[str, Any] = {
     "frequency_penalty": 0,

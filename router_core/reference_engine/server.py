@@ -116,7 +116,7 @@ class _Server(uvicorn.Server):
 def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
@@ -131,7 +131,11 @@ def bind(host: str, port: int) -> socket.socket:
 async def running_engine(options: EngineOptions) -> AsyncIterator[RunningEngine]:
     """Serve an engine in this loop until the block ends; requests that run then are aborted."""
     listener = bind(options.host, options.port)
-    engine = make_engine(options)
+    try:
+        engine = make_engine(options)
+    except BaseException:
+        listener.close()
+        raise
     server = _Server(uvicorn.Config(make_app(engine), lifespan="off", ws="none", log_config=None, access_log=False))
     await engine.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="reference engine's server")

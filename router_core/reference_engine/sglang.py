@@ -16,7 +16,7 @@ from router_core.reference_engine.engine import Engine
 from router_core.reference_engine.errors import InvalidFieldError, RequestError, WrongTypeError
 from router_core.reference_engine.generation import Generation, GenerationRequest, TokenLogprob, WeightSpan
 from router_core.reference_engine.options import EngineOptions
-from router_core.reference_engine.sampling import SamplingParams, read_sampling_params
+from router_core.reference_engine.sampling import SamplingParams, read_sampling_params, refuse_unknown
 from router_core.reference_engine.script import scripted
 
 Body = Mapping[str, Any]
@@ -110,6 +110,8 @@ def _sampling_of_each(body: Body, engine: Engine, count: int) -> list[SamplingPa
     listed = given if isinstance(given, list) else [given] * count
     if len(listed) != count or not all(isinstance(item, Mapping) for item in listed):
         raise WrongTypeError("sampling_params", "sampling_params must be an object, or a list of one for each prompt.")
+    for item in listed:
+        refuse_unknown(item)
     return [read_sampling_params(item, engine.model.config.vocab_size) for item in listed]
 
 

@@ -22,8 +22,9 @@ class Tokenizer:
         from tokenizers import Tokenizer as HfTokenizer
 
         self.directory = directory
-        self._tokenizer = HfTokenizer.from_file(str(directory / "tokenizer.json"))
-        decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
+        written = (directory / "tokenizer.json").read_text(encoding="utf-8")
+        self._tokenizer = HfTokenizer.from_str(written)
+        decoder = json.loads(written).get("decoder") or {}
         if decoder.get("type") != "ByteLevel":
             raise ValueError(
                 f"{directory / 'tokenizer.json'}: the decoder is {decoder.get('type')}; only ByteLevel works here"

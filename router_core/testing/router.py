@@ -63,7 +63,7 @@ async def running_router(
         yield RunningRouter(application, url_of(listener), listener.getsockname()[1])
     finally:
         ready.cancel()
-        server.should_exit = True
+        server.stop()
         await serving
         listener.close()
 

@@ -109,6 +109,7 @@ class ScriptedWorker:
     async def stop(self, *, reset: bool = False) -> None:
         """As if its process died: no more connections, handlers cancelled, connections closed (``reset``: with RST)."""
         self.refuse()
+        await self._listener.wait_made()
         tasks = dict(self._tasks)
         for task, wire in tasks.items():
             (wire.reset if reset else wire.close)()

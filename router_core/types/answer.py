@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -40,7 +41,7 @@ class Answer:
         """An answer with ``value`` as its JSON body."""
         headers = headers if headers is not None else Headers()
         headers.set("content-type", "application/json")
-        return cls(status, headers, body=orjson.dumps(value))
+        return cls(status, headers, body=_json(value))
 
     @classmethod
     def error(cls, reject: Reject, **more: Any) -> Answer:
@@ -100,6 +101,14 @@ class Answer:
         close = getattr(self._chunks, "aclose", None)
         if close is not None:
             await close()
+
+
+def _json(value: Any) -> bytes:
+    """As orjson writes it; what it refuses (lone surrogates, huge numbers, foreign objects) is escaped or named."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, default=str).encode()
 
 
 async def _one_chunk(body: bytes) -> AsyncIterator[bytes]:

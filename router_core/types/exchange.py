@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +12,9 @@ from router_core.types.attempt import Attempt
 from router_core.types.request import Request
 from router_core.types.state import State
 from router_core.types.worker import Worker
+
+STOP_AGAIN_S = 1.0
+"""Seconds after which an exchange that was interrupted and still runs is interrupted again."""
 
 
 class Session:
@@ -110,7 +114,9 @@ class Exchange:
         "id",
         "identity",
         "interruption",
+        "is_debugged",
         "left_out",
+        "outliving",
         "request",
         "session",
         "session_id",
@@ -151,8 +157,12 @@ class Exchange:
         """Whether somebody asked through the router to abort it at its worker: an answer cut short is then final."""
         self.interruption: RouterError | None = None
         """Why the core stopped the exchange from outside: ClientLeft, or a Reject."""
+        self.is_debugged = False
+        """Whether its answer shows how it was routed (``x-router-debug``)."""
         self.switches: tuple[str | None, str | None] = (None, None)
         """Profile and plugins that the request's own headers asked for."""
+        self.outliving: asyncio.Task[Any] | None = None
+        """What `outlive_client` started."""
         self._services: ExchangeServices | None = None
         self._interrupt: Callable[[], object] | None = None
         self._pending: RouterError | None = None
@@ -188,11 +198,30 @@ class Exchange:
             raise RuntimeError("an exchange runs work once its plan is known")
         self._services.spawn(work, name=name)
 
+    def outlive_client(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Starts work, such as a worker's call, that goes on although the client has left; at most one an exchange.
+
+        The exchange does not end before it: its attempts, their inflight and its place in the session stay, and
+        `response_end` waits. Whoever starts it cancels it where nobody wants it any more; the core cancels it when the
+        router stops. Attempts that begin after the client has left fail with ClientLeft.
+        """
+        if self.outliving is not None:
+            work.close()
+            raise RuntimeError("one work of this exchange outlives its client already")
+        self.outliving = asyncio.create_task(work, name=f"outlives the client of {self.id}")
+        return self.outliving
+
     def interrupt(self, why: RouterError) -> None:
         """Stops the exchange wherever it is. The first reason stands; a Reject before the head has left is answered."""
         if self.interruption is None and self._interrupt is not None:
             self.interruption = self._pending = why
+            self._stop()
+
+    def _stop(self) -> None:
+        """Again and again until the core has the interruption: a plugin may swallow a cancellation."""
+        if self._pending is not None and self._interrupt is not None:
             self._interrupt()
+            asyncio.get_running_loop().call_later(STOP_AGAIN_S, self._stop)
 
     # for the core
     def serve_by(self, services: ExchangeServices) -> None:

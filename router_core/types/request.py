@@ -78,7 +78,7 @@ class Request:
         except orjson.JSONDecodeError:
             try:
                 return json.loads(body)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise MalformedBody(f"the body is not JSON: {error}") from error
 
     def set_body(self, body: bytes) -> None:

@@ -81,9 +81,10 @@ class Worker:
         self.cache_epoch = 0
         """Rises whenever its prefix cache is known to be empty: registered again, new weights, flushed."""
         self.weight_version_at = 0.0
-        """Clock time (s) at which the version was last stated, be it the same one."""
+        """Clock time (s) at which the version was last stated, be it the same one; 0 while it was not since the worker
+        was registered (again)."""
         self.pending_weight_version: str | None = None
-        """The version it will have after a sync that is under way; None without one."""
+        """The version it will have after a sync that is under way; None without one. A stated version ends it."""
         self.stats: dict[str, float] = {}
         """The newest statistics that were pushed for it by ``POST /workers/update_stats``."""
         self.stats_at = 0.0

@@ -90,7 +90,7 @@ class AiohttpUpstream:
         try:
             while True:
                 connection = await self._connector.connect(address.target, [], self._timeout)
-                if not connection.protocol.should_close and not _is_stale(connection.transport, address.is_tls):
+                if not _is_stale(connection, address.is_tls):
                     return connection
                 connection.close()
         except TimeoutError as error:
@@ -252,9 +252,10 @@ class _Exchange:
         self._connection.close()
 
 
-def _is_stale(transport: asyncio.Transport | None, is_tls: bool) -> bool:
-    """Whether a connection is closed, or readable while nothing was asked: an end, or bytes nobody waits for."""
-    if transport is None or transport.is_closing():
+def _is_stale(connection: Any, is_tls: bool) -> bool:
+    """Whether a connection is closed, or something came while nothing was asked: an end, or bytes nobody waits for."""
+    transport = connection.transport
+    if transport is None or transport.is_closing() or connection.protocol.should_close:
         return True
     if is_tls:
         return False

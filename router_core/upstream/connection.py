@@ -24,7 +24,7 @@ HIGH_WATER_BYTES = 256 * 1024
 """Unread bytes of an answer above which its worker is not read any more."""
 MAX_FIELDS = 1024
 MAX_HEAD_BYTES = 1 << 20
-"""Bytes of an answer, interim ones included, within which its head must be whole (or one field, where longer)."""
+"""Bytes within which an answer's head must be whole, interim ones included (more where one field may be longer)."""
 
 
 class Address:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,3 +108,76 @@ async def serve() -> AsyncIterator[Serve]:
         for served in started:
             await served.settle()
     assert not faults
+
+
+class Process:
+    """A ``router-core serve`` of its own: ``port``, ``pid``, ``stop()`` and what it wrote to standard error."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ready: dict[str, Any]) -> None:
+        self._process = process
+        self.ready = ready
+        self.port = int(ready["port"])
+        self.pid = process.pid
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    async def wait(self) -> tuple[int, str]:
+        """The exit status, and what was logged."""
+        async with asyncio.timeout(WAIT_S):
+            _, told = await self._process.communicate()
+        return self._process.returncode or 0, told.decode()
+
+
+Start = Callable[..., Awaitable[Process]]
+
+
+async def run_command(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> asyncio.subprocess.Process:
+    clean = {name: value for name, value in os.environ.items() if not name.upper().startswith("ROUTER__")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "router_core",
+        *arguments,
+        cwd=cwd,
+        env={**clean, **(env or {})},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@pytest.fixture
+async def start_process(tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts ``router-core serve --port 0`` with more arguments in a directory of its own; waits until it serves."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(*arguments: str, env: dict[str, str] | None = None) -> Process:
+        ready_file = tmp_path / f"ready-{len(started)}.json"
+        arguments = ("serve", "--port", "0", "--ready-file", str(ready_file), *arguments)
+        process = await run_command(*arguments, cwd=tmp_path, env=env)
+        started.append(process)
+        async with asyncio.timeout(WAIT_S):
+            while not ready_file.exists():
+                if process.returncode is not None:
+                    raise RuntimeError((await process.communicate())[1].decode())
+                await asyncio.sleep(0.01)
+        return Process(process, json.loads(ready_file.read_text()))
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., Awaitable[tuple[int, str, str]]]:
+    """Runs ``router-core`` to its end in a directory of its own: exit status, standard output, standard error."""
+
+    async def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+        process = await run_command(*arguments, cwd=tmp_path, env=env)
+        async with asyncio.timeout(WAIT_S):
+            out, told = await process.communicate()
+        return process.returncode or 0, out.decode(), told.decode()
+
+    return run

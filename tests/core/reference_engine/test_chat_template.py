@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -119,7 +119,6 @@ messages = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(messages, st.sampled_from([[], [TOOL]]))
 def test_any_conversation_is_rendered_as_by_the_template(conversation: list[dict[str, Any]], tools: list[Any]) -> None:
     assert render_chat(conversation, tools) == templated(conversation, tools, add_generation_prompt=True)

@@ -199,10 +199,9 @@ async def test_a_client_that_leaves_ends_its_request_at_once(client: Any, stream
         (await request).close()
     else:
         request.cancel()
-    async with asyncio.timeout(1):
-        await client.until(lambda: not client.engine.running_requests)
+    await client.until(lambda: not client.engine.running_requests)
     assert generation.finish_reason["type"] == "abort"
-    assert len(generation.output_ids) < 3000
+    assert len(generation.output_ids) < LONG["max_new_tokens"]
 
 
 async def test_more_than_the_most_wait(serving: Any) -> None:
@@ -217,17 +216,17 @@ async def test_more_than_the_most_wait(serving: Any) -> None:
         await asyncio.gather(*tasks)
 
 
-async def test_the_loop_stays_responsive(client: Any) -> None:
-    tasks = [await started(client, f"r{number}") for number in range(8)]
-    loop = asyncio.get_running_loop()
-    long_prompt = asyncio.create_task(client.generate(input_ids=[5] * 3000, sampling_params={"max_new_tokens": 1}))
-    turns, until = 0, loop.time() + 0.2
-    while loop.time() < until:
+async def test_others_are_served_while_a_long_prompt_is_computed(client: Any) -> None:
+    running = await started(client, "r")
+    body = {"input_ids": [5] * 6000, "sampling_params": {"max_new_tokens": 1}}
+    long_prompt = asyncio.create_task(client.generate(**body))
+    await client.until(lambda: client.engine.running_requests == 2)
+    for _ in range(3):
         assert (await client.get("/health"))[0] == 200
-        turns += 1
-    assert turns > 3
+    assert not long_prompt.done()
+    assert not running.done()
     await client.post("/abort_request", {"abort_all": True})
-    await asyncio.gather(*tasks, long_prompt)
+    await asyncio.gather(running, long_prompt)
 
 
 async def test_a_delay_slows_each_token_and_not_the_company(serving: Any) -> None:

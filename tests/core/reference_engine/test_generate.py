@@ -305,6 +305,7 @@ async def test_an_engine_can_be_scripted_as_a_whole(serving: Any) -> None:
         ({"text": ""}, "input_ids cannot be empty."),
         ({"text": 5}, "text must be a string"),
         ({"input_ids": [1], "sampling_params": {"max_new_tokens": -3}}, "max_new_tokens must be at least 0, got -3."),
+        ({"input_ids": [1], "sampling_params": {"max_tokens": 3}}, "unknown field `max_tokens`"),
         ({"input_ids": [1], "sampling_params": 7}, "sampling_params must be an object"),
         ({"input_ids": [1], "return_logprob": "yes"}, "return_logprob must be true or false"),
         ({"input_ids": [1], "return_logprob": True, "logprob_start_len": 2}, "logprob_start_len=2 is higher"),

@@ -27,7 +27,7 @@ def computed(cuts: list[int]) -> tuple[np.ndarray, np.ndarray]:
 ONE_BY_ONE = computed(list(range(1, len(IDS))))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sets(st.integers(1, len(IDS) - 1), max_size=6))
 def test_the_same_bits_come_out_however_a_prompt_is_cut(cuts: set[int]) -> None:
     logits, experts = computed(sorted(cuts))

@@ -289,6 +289,13 @@ async def running(client: Any, request_id: str, **body: Any) -> "asyncio.Task[An
     return task
 
 
+async def test_an_answer_is_cut_to_the_room_there_is(serving: Any) -> None:
+    async with serving(dialect="vllm", context_length=len(PROMPT) + 8) as client:
+        body = {"prompt": PROMPT, "max_tokens": 19, "ignore_eos": True, "return_token_ids": True}
+        choice = (await post(client, COMPLETIONS, body))["choices"][0]
+        assert (len(choice["token_ids"]), choice["finish_reason"]) == (8, "length")
+
+
 async def test_requests_are_aborted_by_id_or_all(vllm: Any) -> None:
     first, second = await running(vllm, "a", n=2), await running(vllm, "b")
     assert await vllm.post("/abort_requests", {"request_ids": ["cmpl-a"]}) == (200, {"status": "aborted", "aborted": 1})

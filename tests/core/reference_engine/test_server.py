@@ -13,6 +13,7 @@ import pytest
 
 from router_core.reference_engine import EngineOptions, add_arguments
 from router_core.reference_engine.command import options_from
+from router_core.reference_engine.tokenizer import ASSETS
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -62,6 +63,18 @@ async def test_a_taken_port_is_said_and_not_a_traceback() -> None:
     assert process.returncode == 1
     assert said.startswith(b"router-core engine: ")
     assert b"Traceback" not in said
+
+
+async def test_a_model_that_is_not_there_is_said(serving: Any, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"tokenizer|No such file"):
+        async with serving(model=tmp_path):
+            pass
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((ASSETS / name).read_bytes())
+    with pytest.raises(ValueError, match=r"config\.json: model_type is llama"):
+        async with serving(model=tmp_path):
+            pass
 
 
 @pytest.mark.parametrize("path", ["/health", "/health_generate", "/ready", "/ping"])

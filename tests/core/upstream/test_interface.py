@@ -496,7 +496,7 @@ async def test_a_worker_that_reads_no_upload_is_left_at_once_when_the_client_lea
         assert worker.requests[0].clean is False
 
 
-# --------------------------------------------------------------------------------------------------------- in the clear
+# ------------------------------------------------------------------------------------------------------- in the clear
 async def test_many_requests_are_in_flight_at_the_same_time(route: Route) -> None:
     async with ScriptedWorker() as worker:
         router = await route(worker)

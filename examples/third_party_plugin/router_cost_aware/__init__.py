@@ -1,0 +1,1 @@
+"""Prefers cheap workers."""

@@ -1,0 +1,1 @@
+"""Bounds what is in flight; what is not admitted is held."""

@@ -1,0 +1,148 @@
+"""Control verbs go to every worker; aborts go to the worker that has the rid, also when the client has gone."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+
+from pydantic import Field
+from starlette.routing import BaseRoute
+
+from router_core import (
+    Answer,
+    CallNext,
+    Exchange,
+    MalformedBody,
+    Outcome,
+    OutcomeKind,
+    PluginSettings,
+    Router,
+    StateKey,
+    Worker,
+    hookimpl,
+    per_exchange,
+)
+from router_engine_control.rids import RidTable
+from router_engine_control.routes import ControlRoutes
+from router_engine_control.verbs import is_batch, read_rids
+
+RIDS = StateKey[list[str]]("rids")
+KNOWS_NO_ABORT = StateKey[int]("generation of a worker without /abort_request")
+WITH_RID = frozenset(("/generate", "/v1/chat/completions", "/v1/completions"))
+CUT_SHORT = frozenset((OutcomeKind.CLIENT_LEFT, OutcomeKind.REJECTED, OutcomeKind.TIMED_OUT, OutcomeKind.FAILED))
+"""Endings of an exchange after which its worker may still be generating."""
+
+
+class EngineControl:
+    """Fans control verbs out, answers questions from any worker, and aborts by rid."""
+
+    requires_api = ">=1,<2"
+
+    class Settings(PluginSettings):
+        inject_rid: bool = per_exchange(False)
+        """Whether a ``/generate`` without a rid is given one, so that it can be aborted when its client leaves."""
+        abort_on_leave: bool = per_exchange(True)
+        """Whether a request with a rid whose client left is aborted at its worker by name, too."""
+        max_rid_body_bytes: int = Field(default=8 << 20, ge=0)
+        """Longest request body that is read to find its rid; 0: none is, and an abort by rid goes to all."""
+        max_rids: int = Field(default=100_000, ge=0)
+        """Most rids of running requests that are known; an abort of another goes to all."""
+        timeout_s: float = Field(default=600.0, gt=0)
+        """Seconds a worker gets for a verb (loading weights takes long)."""
+        out_timeout_s: float = Field(default=10.0, gt=0)
+        """The same for a worker that is quarantined or starting."""
+        info_timeout_s: float = Field(default=5.0, gt=0)
+        """Seconds until the next worker is asked what it serves."""
+        metrics_timeout_s: float = Field(default=5.0, gt=0)
+        """Seconds a worker gets to show its metrics."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._rids: RidTable[Exchange] = RidTable(settings.max_rids)
+        self._routes = ControlRoutes(
+            self._rids,
+            timeout_s=settings.timeout_s,
+            out_timeout_s=settings.out_timeout_s,
+            info_timeout_s=settings.info_timeout_s,
+            metrics_timeout_s=settings.metrics_timeout_s,
+        )
+        self._router: Router
+
+    @hookimpl
+    async def startup(self, router: Router) -> None:
+        self._router = router
+        self._routes.attach(router)
+
+    @hookimpl
+    def routes(self) -> Sequence[BaseRoute]:
+        return self._routes.routes()
+
+    @hookimpl
+    async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+        if exchange.target in WITH_RID and exchange.request.method in ("POST", "PUT"):
+            rids = await self._find_rids(exchange, exchange.settings(self))
+            if rids:
+                exchange.state[RIDS] = rids
+                for rid in rids:
+                    self._rids.add(rid, exchange)
+        return await call_next(exchange)
+
+    @hookimpl
+    def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
+        rids = exchange.state.get(RIDS)
+        if rids is None:
+            return
+        for rid in rids:
+            self._rids.remove(rid, exchange)
+        attempt = exchange.attempts[-1] if exchange.attempts else None
+        if (
+            outcome.kind in CUT_SHORT
+            and attempt is not None
+            and attempt.request_sent
+            and exchange.settings(self).abort_on_leave
+        ):
+            exchange.spawn(self._abort(attempt.worker, rids), name=f"abort at {attempt.worker.url}")
+
+    async def _find_rids(self, exchange: Exchange, settings: Settings) -> list[str]:
+        """The rids in the request's body; one is put in where the settings say so."""
+        request = exchange.request
+        injects = settings.inject_rid and exchange.target == "/generate"
+        if not injects and not self._is_read(exchange, settings.max_rid_body_bytes):
+            return []
+        if not injects and b'"rid"' not in await request.body():
+            return []
+        try:
+            call = await request.json()
+        except MalformedBody:
+            return []  # the worker says so
+        if not isinstance(call, dict):
+            return []
+        rids = read_rids(call)
+        if not rids and injects and call.get("rid") is None and not is_batch(call):
+            rids = [uuid.uuid4().hex]
+            request.set_key("rid", rids[0])
+        return rids
+
+    @staticmethod
+    def _is_read(exchange: Exchange, max_bytes: int) -> bool:
+        """Whether the body is there already, or announced as short enough to be waited for."""
+        ready = exchange.request.ready_body
+        length = len(ready) if ready is not None else exchange.request.source.length
+        return length is not None and length <= max_bytes
+
+    async def _abort(self, worker: Worker, rids: Sequence[str]) -> None:
+        """Tells a worker to stop; its closed connection says the same, but not every version listens."""
+        for rid in rids:
+            if self._rids.get(rid) or worker.state_of.get(KNOWS_NO_ABORT) == worker.generation:
+                continue  # the client is back with the same rid, or there is no such route
+            answer = await self._router.control.call(
+                worker,
+                "POST",
+                "/abort_request",
+                timeout_s=self._settings.out_timeout_s,
+                body=json.dumps({"rid": rid}).encode(),
+                headers={"content-type": "application/json"},
+            )
+            if answer.status in (404, 405):
+                worker.state_of[KNOWS_NO_ABORT] = worker.generation

@@ -1,0 +1,1 @@
+"""Shows what the router does, as a Prometheus page."""

@@ -1,0 +1,92 @@
+"""Counts what ends, looks at what is, and shows both on ``GET /metrics``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+
+from pydantic import Field, field_validator
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from router_core import Exchange, HookTimes, Outcome, PluginSettings, Router, Worker, WorkerState, hookimpl
+from router_metrics.page import render, take_snapshot
+from router_metrics.tally import Histogram, Tally
+
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+LAG_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Metrics:
+    """The router's own Prometheus page, and the place where other plugins' metrics appear."""
+
+    requires_api = ">=1,<2"
+
+    class Settings(PluginSettings):
+        buckets_s: tuple[float, ...] = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+        """Upper bounds of the histograms of requests and attempts, in seconds, ascending."""
+        worker_histograms: bool = True
+        """Whether the two histograms of attempts are shown for each worker; they are most of a big pool's page."""
+        hook_times: bool = True
+        """Whether the time of every hook is taken; a few tenths of a microsecond each call."""
+        lag_interval_s: float = Field(default=0.5, gt=0)
+        """Seconds between two looks at how late the event loop wakes up."""
+
+        @field_validator("buckets_s")
+        @classmethod
+        def _ascending(cls, bounds: tuple[float, ...]) -> tuple[float, ...]:
+            if not bounds or bounds[0] <= 0 or any(low >= high for low, high in pairwise(bounds)):
+                raise ValueError("must be positive and ascending")
+            return bounds
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tally = Tally(settings.buckets_s)
+        self._lag = Histogram(LAG_BOUNDS_S)
+        self._times = HookTimes()
+        self._router: Router
+
+    @hookimpl
+    async def startup(self, router: Router) -> None:
+        self._router = router
+        if self._settings.hook_times:
+            self._times = router.time_hooks()
+        router.spawn(self._watch_loop(), name="loop lag")
+
+    @hookimpl
+    def routes(self) -> Sequence[BaseRoute]:
+        return [Route("/metrics", self._show, methods=["GET"])]
+
+    @hookimpl
+    def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
+        self._tally.add(exchange, outcome)
+
+    @hookimpl
+    def session_moved(self) -> None:
+        self._tally.moves += 1
+
+    @hookimpl
+    def worker_changed(self, worker: Worker, new: WorkerState) -> None:
+        if new is WorkerState.REMOVED:
+            self._tally.forget(worker)
+
+    async def _show(self, request: Request) -> Response:
+        snapshot = take_snapshot(
+            self._router,
+            self._tally,
+            self._lag,
+            ((time.plugin, time.hook, time.calls, time.seconds) for time in self._times),
+            with_worker_histograms=self._settings.worker_histograms,
+        )
+        page = await asyncio.to_thread(render, snapshot)
+        page += self._router.plugin_metrics().encode()
+        return Response(page, headers={"content-type": PROMETHEUS_TEXT})
+
+    async def _watch_loop(self) -> None:
+        now, interval_s = asyncio.get_running_loop().time, self._settings.lag_interval_s
+        while True:
+            since = now()
+            await asyncio.sleep(interval_s)
+            self._lag.observe(max(0.0, now() - since - interval_s))

@@ -1,0 +1,330 @@
+"""One turn on its way to a worker and back: rendered, put to the worker, read, committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from router_core import Answer, Attempt, CallNext, ClientLeft, Exchange, Headers, Reject
+
+from .call import Call, Head
+from .chat_request import ChatRequest, has_media
+from .drift import classify_drift, compare_anew, to_mismatches
+from .engines import RENDERED_ELSEWHERE, AnswerReader, Ask, UnknownEngineError
+from .errors import MessageError, TemplateRefusedError, TraceError, TurnRefusedError, UnrenderableError
+from .limits import check_prompt, room
+from .node import CommitResult
+from .packed import Ids
+from .render import RenderedPrompt
+from .renderers import Rendering
+from .results import NOT_A_SAMPLE, check_reading, turn_result
+from .session_options import LENGTHS, sampling_record
+from .session_trace import SessionTrace
+from .turn import PendingTurn
+
+if TYPE_CHECKING:
+    from .capture import Capture
+    from .settings import TitoSettings
+
+log = logging.getLogger(__name__)
+
+UNTRAINABLE_HEADER = "x-router-untrainable"
+EVENT_STREAM = "text/event-stream"
+OBSERVE = "observe"
+
+
+@dataclass(slots=True)
+class _Try:
+    """What belongs to the newest attempt."""
+
+    attempt: Attempt
+    ask: Ask
+    reader: AnswerReader | None
+    weight_version: str | None
+
+
+class CapturedTurn:
+    """Runs a turn's call. ``overrides`` are the keys of the client's body that the session set."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        exchange: Exchange,
+        settings: TitoSettings,
+        session: SessionTrace,
+        chat: ChatRequest,
+        overrides: Mapping[str, Any],
+        pending: PendingTurn,
+        call: Call,
+    ) -> None:
+        self._capture = capture
+        self._exchange = exchange
+        self._settings = settings
+        self._session = session
+        self._chat = chat
+        self._overrides = overrides
+        self._pending = pending
+        self._call = call
+        self._rendering: Rendering | None = None
+        self._rendered: RenderedPrompt | None = None
+        self._mode = settings.mode
+        self._ask = Ask(chat.body, None)
+        self._try: _Try | None = None
+        self._prompt_ids: Ids | None = None
+
+    async def run(self, call_next: CallNext) -> None:
+        """The whole turn; however it ends, the call is told, and nothing is raised."""
+        try:
+            await self._render()
+            for name, value in self._overrides.items():
+                self._exchange.request.set_key(name, value)
+            self._exchange.request.accept_identity()
+            await self._read(await call_next(self._exchange))
+        except asyncio.CancelledError:
+            self._refuse("client_left")
+            self._call.finish(ClientLeft("the client left, and nobody asked again"))
+        except Reject as error:
+            self._call.finish(error)
+        except Exception as error:  # noqa: BLE001  # whoever waits for the call raises it
+            self._refuse("failed")
+            self._call.finish(error)
+        else:
+            await self._look_back_quietly()
+
+    # -------------------------------------------------------------------------------------------------- the way there
+    async def _render(self) -> None:
+        """Find the ids to generate from. Raises Reject where the messages cannot be rendered, or there is no room."""
+        is_observed = self._mode in RENDERED_ELSEWHERE
+        if why := self._chat.renders_itself or ("media" if has_media(self._chat.messages) else ""):
+            self._observe(why)
+        elif is_observed:
+            await self._render_for_comparison()
+        else:
+            self._rendering = await self._capture.renderers.get()
+            try:
+                self._rendered = await self._rendering.door.run(self._rendering.renderer.render_turn, self._pending)
+            except UnrenderableError:
+                self._observe("media")
+            except TemplateRefusedError as error:
+                raise Reject(400, "template_refused", str(error), "messages") from None
+        prompt = self._rendered if self._mode not in RENDERED_ELSEWHERE else None
+        if prompt is not None:
+            self._check_prompt(len(prompt.ids))
+            self._capture.counts.bridges[prompt.no_bridge or prompt.how] += 1
+        self._ask = Ask(
+            {**self._chat.body, **self._overrides},
+            prompt.ids if prompt is not None else None,
+            wants_experts=self._settings.routed_experts,
+        )
+
+    def _check_prompt(self, prompt_tokens: int) -> None:
+        try:
+            check_prompt(self._session.options, prompt_tokens)
+        except Reject as error:
+            self._session.end_status = error.param
+            raise
+
+    def _observe(self, why: str) -> None:
+        self._mode = OBSERVE
+        self._capture.counts.observed[why] += 1
+
+    async def _render_for_comparison(self) -> None:
+        """Where the worker renders, what we would have: to measure drift, if there is a tokenizer to do it with."""
+        self._rendering = self._capture.renderers.ready
+        if self._rendering is not None:
+            try:
+                self._rendered = await self._rendering.door.run(self._rendering.renderer.render_turn, self._pending)
+            except (UnrenderableError, TemplateRefusedError) as error:
+                log.debug("%r: not compared: %s", self._exchange, error)
+
+    async def prepare(self, attempt: Attempt) -> None:
+        """The worker is known: write the request in its dialect. Raises Reject."""
+        worker = attempt.worker
+        facts = await self._capture.detector.facts(worker)
+        if facts is None:
+            if self._settings.on_uncapturable == "fail":
+                raise self._uncapturable("unknown_worker")
+            self._try = _Try(attempt, self._ask, None, None)
+            return
+        ask = self._within_room(attempt, facts.max_model_len)
+        try:
+            engine = self._capture.engines.get(self._mode, facts.kind)
+        except UnknownEngineError as error:
+            raise Reject(501, "unsupported_mode", f"{error} (plugins.tito.mode)") from None
+        await engine.write(ask, attempt.request, worker)
+        self._try = _Try(attempt, ask, engine.reader(ask, worker), worker.weight_version)
+
+    def _within_room(self, attempt: Attempt, worker_limit: int | None) -> Ask:
+        """The ask with an answer no longer than the session has room for."""
+        ask = self._ask
+        most = room(self._session.options, len(ask.prompt_ids), worker_limit) if ask.prompt_ids is not None else None
+        if most is None:
+            return ask
+        given = {key: ask.body[key] for key in LENGTHS if isinstance(ask.body.get(key), int)}
+        limited = {key: min(value, most) for key, value in given.items()} or {LENGTHS[0]: most}
+        for key, value in limited.items():
+            if value != given.get(key):
+                attempt.request.set_key(key, value)
+        return replace(ask, body={**ask.body, **limited})
+
+    # --------------------------------------------------------------------------------------------------- the way back
+    async def _read(self, answer: Answer) -> None:
+        tried = self._try
+        self._call.worker_url = self._exchange.worker.url if self._exchange.worker else None
+        if answer.status != 200 or answer.error_code is not None:
+            self._refuse(f"status_{answer.status}")
+            await self._pass(answer)
+        elif tried is None or tried.reader is None:
+            await self._pass_untrainable(answer, "unknown_worker")
+        elif (answer.headers.get("content-encoding") or "identity") != "identity":
+            await self._pass_untrainable(answer, "encoded_answer")
+        elif (answer.headers.get("content-type") or "").startswith(EVENT_STREAM):
+            await self._stream(answer, tried, tried.reader)
+        else:
+            await self._whole(answer, tried, tried.reader)
+
+    async def _whole(self, answer: Answer, tried: _Try, reader: AnswerReader) -> None:
+        told = await reader.whole(await answer.body())
+        self._commit(tried, reader)
+        self._answer_whole(answer, told)
+
+    async def _stream(self, answer: Answer, tried: _Try, reader: AnswerReader) -> None:
+        self._call.begin(Head(answer.status, _open_headers(answer), is_whole=False))
+        async for chunk in answer.chunks:
+            self._call.write(await reader.feed(chunk))
+        rest = await reader.end()
+        self._commit(tried, reader)
+        if self._must_fail:
+            self._call.finish(self._uncapturable(self._call.untrainable))
+            return
+        self._call.write(rest)
+        self._call.finish()
+
+    async def _pass(self, answer: Answer) -> None:
+        """An answer that is not read, as it comes."""
+        if "content-length" in answer.headers:
+            self._answer_whole(answer, await answer.body())
+            return
+        self._call.begin(Head(answer.status, _open_headers(answer), is_whole=False, error_code=answer.error_code))
+        async for chunk in answer.chunks:
+            self._call.write(chunk)
+        self._call.finish()
+
+    async def _pass_untrainable(self, answer: Answer, reason: str) -> None:
+        self._mark_untrainable(reason, None)
+        if not self._must_fail:
+            answer.headers.set(UNTRAINABLE_HEADER, reason)
+            await self._pass(answer)
+        else:
+            await answer.aclose()
+            self._call.finish(self._uncapturable(reason))
+
+    def _answer_whole(self, answer: Answer, body: bytes) -> None:
+        if self._must_fail:
+            self._call.finish(self._uncapturable(self._call.untrainable))
+            return
+        headers = _open_headers(answer)
+        if self._call.untrainable:
+            headers.set(UNTRAINABLE_HEADER, self._call.untrainable)
+        self._call.write(body)
+        self._call.begin(Head(answer.status, headers, is_whole=True, error_code=answer.error_code))
+        self._call.finish()
+
+    @property
+    def _must_fail(self) -> bool:
+        return bool(self._call.untrainable) and self._settings.on_uncapturable == "fail"
+
+    @staticmethod
+    def _uncapturable(reason: str) -> Reject:
+        return Reject(
+            502, "untrainable", f"the turn cannot be trained on: {reason} (plugins.tito.on_uncapturable = fail)"
+        )
+
+    # ----------------------------------------------------------------------------------------------------- committing
+    def _commit(self, tried: _Try, reader: AnswerReader) -> None:
+        """Put the answer into the trace, or say why not."""
+        session, reading = self._session, reader.reading
+        if session.is_closed:
+            return
+        session.generation_time_s += self._capture.clock.now() - tried.attempt.started_at
+        try:
+            committed = self._try_commit(tried, reader)
+        except TurnRefusedError as refused:
+            if refused.reason in NOT_A_SAMPLE:
+                self._capture.counts.refused[refused.reason] += 1
+            else:
+                log.warning("%r cannot be trained on: %s: %s", self._exchange, refused.reason, refused)
+                self._mark_untrainable(refused.reason, reading.message)
+        except TraceError:
+            log.debug("%r: its session was closed meanwhile", self._exchange)
+        else:
+            self._capture.committed(session, self._call, committed)
+
+    def _try_commit(self, tried: _Try, reader: AnswerReader) -> CommitResult:
+        trace, reading = self._session.trace, reader.reading
+        try:
+            self._prompt_ids = check_reading(reading)
+        except TurnRefusedError as refused:
+            trace.refuse(refused.reason)
+            raise
+        known_version = tried.attempt.worker.weight_version
+        result = turn_result(
+            reading,
+            self._prompt_ids,
+            self._rendered,
+            sampling=sampling_record(self._chat.body, self._overrides, tried.ask.body),
+            weight_version=known_version if known_version == tried.weight_version else None,
+            wants_experts=self._settings.routed_experts,
+            experts_shape=self._settings.experts_shape,
+        )
+        return trace.commit(self._pending, result)
+
+    def _mark_untrainable(self, reason: str, message: Mapping[str, Any] | None) -> None:
+        self._call.untrainable = reason
+        if self._session.is_closed:
+            return
+        try:
+            self._session.trace.mark_untrainable(self._pending, reason, message)
+        except MessageError:
+            self._session.trace.mark_untrainable(self._pending, reason)
+        self._capture.missed(self._session, reason)
+
+    def _refuse(self, reason: str) -> None:
+        self._capture.counts.refused[reason] += 1
+        self._session.trace.refuse(reason)
+
+    # --------------------------------------------------------------------------------------------------- looking back
+    async def _look_back_quietly(self) -> None:
+        try:
+            await self._look_back()
+        except Exception as error:  # noqa: BLE001  # the turn is served and committed: a comparison may fail
+            log.warning("%r: its prompt could not be compared: %r", self._exchange, error)
+
+    async def _look_back(self) -> None:
+        """Once the client has its answer: did the worker generate from the ids that were meant? Were those right?"""
+        rendering, rendered, node_id = self._rendering, self._rendered, self._call.node_id
+        if rendering is None or rendered is None or self._prompt_ids is None:
+            return
+        if self._prompt_ids != rendered.ids:
+            kind = await rendering.door.run(
+                classify_drift, self._pending, rendered.ids, self._prompt_ids, rendering.renderer, rendering.tokenizer
+            )
+            self._session.drift[kind] += 1
+            self._capture.counts.drift[kind] += 1
+            log.warning("%r: the worker's prompt is not the one that was meant: %s", self._exchange, kind)
+        elif self._settings.debug and node_id is not None:
+            found = await rendering.door.run(
+                compare_anew, self._pending, rendered, rendering.renderer, rendering.tokenizer
+            )
+            self._session.note(to_mismatches(node_id, found))
+            self._capture.counts.mismatches.update(kind for kind, _, _ in found)
+
+
+def _open_headers(answer: Answer) -> Headers:
+    """The answer's fields without those that belong to its old body."""
+    headers = answer.headers.copy()
+    headers.remove("content-length")
+    return headers

@@ -1,0 +1,68 @@
+"""How a turn is put to a worker and how its answer is read, by mode and kind of worker.
+
+    capture --Ask--> Engine.write(attempt's request)      at attempt_start, when the worker is known
+    worker's bytes --> AnswerReader --> client's bytes    as they come; the last event waits for the commit
+                            `--Reading--> commit
+
+To add a mode: write a module here with a class that has `Engine`'s two methods (interface.py is the contract), and
+enter a factory for each kind of worker it serves in ``ENGINES``. ``MODES`` then knows it, and so do the setting
+``mode`` and ``GET /sessions/capabilities``. A mode that takes no prompt ids from us (it renders elsewhere) is entered
+in ``RENDERED_ELSEWHERE``, and its `Ask` then has ``prompt_ids = None``.
+"""
+
+from __future__ import annotations
+
+from .detect import KINDS, Detector, Kind, WorkerFacts
+from .interface import AnswerReader, Ask, Engine, EngineFactory, EngineServices, Reading
+from .sglang import SglangChat
+from .vllm import VllmChat
+
+ENGINES: dict[str, dict[Kind, EngineFactory]] = {
+    "inject": {"sglang": SglangChat, "vllm": VllmChat},
+    "observe": {"sglang": SglangChat, "vllm": VllmChat},
+}
+"""Mode -> kind of worker -> how its engine is made."""
+MODES = tuple(ENGINES)
+RENDERED_ELSEWHERE = frozenset({"observe"})
+"""Modes in which we give the worker no ids to generate from."""
+
+
+class UnknownEngineError(LookupError):
+    """There is no engine for this mode and kind of worker."""
+
+
+class Engines:
+    """The engines of one process, each made when it is first needed."""
+
+    def __init__(self, services: EngineServices) -> None:
+        self._services = services
+        self._made: dict[tuple[str, str], Engine] = {}
+
+    def get(self, mode: str, kind: Kind) -> Engine:
+        """The engine for a mode at a kind of worker. Raises UnknownEngineError."""
+        made = self._made.get((mode, kind))
+        if made is None:
+            factory = ENGINES.get(mode, {}).get(kind)
+            if factory is None:
+                raise UnknownEngineError(f"mode {mode!r} is not there for {kind} workers")
+            made = self._made[mode, kind] = factory(self._services)
+        return made
+
+
+__all__ = [
+    "ENGINES",
+    "KINDS",
+    "MODES",
+    "RENDERED_ELSEWHERE",
+    "AnswerReader",
+    "Ask",
+    "Detector",
+    "Engine",
+    "EngineFactory",
+    "EngineServices",
+    "Engines",
+    "Kind",
+    "Reading",
+    "UnknownEngineError",
+    "WorkerFacts",
+]

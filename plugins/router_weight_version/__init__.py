@@ -1,0 +1,1 @@
+"""Sends requests only to workers whose weights are fresh enough, and pauses dispatch."""

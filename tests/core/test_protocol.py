@@ -1,0 +1,74 @@
+"""Requests that ask for an upgrade keep their bodies, and what follows them is read as requests."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from router_core.testing import Connection, RawClient, ScriptedRequest, ScriptedWorker, build_request
+
+Serve = Callable[..., Awaitable[Any]]
+H2C = [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "AAMAAABk")]
+CHUNKED = build_request(headers=[*H2C, ("Transfer-Encoding", "chunked")], framed=False)
+
+
+async def echo(request: ScriptedRequest, connection: Connection) -> bool:
+    return await connection.answer(request.method.encode() + b" " + request.target + b" " + request.body)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [build_request(headers=H2C, body=b'{"text":"x"}')],
+        [build_request(headers=H2C, body=b'{"text":"x"}').removesuffix(b'"x"}'), b'"x', b'"}'],
+        [build_request(headers=H2C, body=b'{"text":"x"}').removesuffix(b'{"text":"x"}'), b'{"text":"x"}'],
+        [CHUNKED + b'c\r\n{"text":"x"}\r\n0\r\n\r\n'],
+        [CHUNKED, b'8\r\n{"text":\r\n', b'4\r\n"x"}\r\n0', b"\r\n\r\n"],
+    ],
+)
+async def test_a_request_for_an_upgrade_keeps_its_body(serve: Serve, parts: list[bytes]) -> None:
+    async with ScriptedWorker() as worker:
+        router = await serve(worker)
+        worker.handler = echo
+        async with RawClient(router.port) as client:
+            for part in parts[:-1]:
+                await client.send(part)
+                await _until_seen(router)
+            await client.send(parts[-1])
+            assert (await client.read_answer()).body == b'POST /generate {"text":"x"}'
+            assert (await client.request("GET", "/next")).body == b"GET /next "
+            assert (await client.request(headers=H2C, body=b"again")).body == b"POST /generate again"
+
+
+async def _until_seen(router: Any) -> None:
+    """The router runs in this loop: a few turns let it read what the kernel has."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_body_behind_a_request_for_an_upgrade_is_no_request(serve: Serve) -> None:
+    async with ScriptedWorker() as worker:
+        router = await serve(worker)
+        worker.handler = echo
+        body = b"GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
+        async with RawClient(router.port) as client:
+            await client.send(build_request(headers=H2C, body=body).removesuffix(body))
+            await client.send(body)
+            assert (await client.read_answer()).body == b"POST /generate " + body
+        assert [request.target for request in worker.requests] == [b"/generate"]
+
+
+async def test_requests_sent_behind_one_another_with_upgrades_are_answered_in_order(serve: Serve) -> None:
+    async with ScriptedWorker() as worker:
+        router = await serve(worker)
+        worker.handler = echo
+        async with RawClient(router.port) as client:
+            await client.send(
+                build_request("GET", "/1", H2C)
+                + build_request("POST", "/2", H2C, b"two")
+                + build_request("GET", "/3")
+                + build_request("POST", "/4", H2C, b"four")
+            )
+            bodies = [(await client.read_answer()).body for _ in range(4)]
+            assert bodies == [b"GET /1 ", b"POST /2 two", b"GET /3 ", b"POST /4 four"]
