@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Coroutine, MutableMapping
 from typing import Any, TypeVar
 
+from router_core import debug
 from router_core.attempt import Attempts
 from router_core.clock import Clock
 from router_core.delivery import Delivery, Send
@@ -31,9 +32,9 @@ log = logging.getLogger("router_core")
 Scope = MutableMapping[str, Any]
 T = TypeVar("T")
 
-PLUGINS_HEADER, PROFILE_HEADER, DEBUG_HEADER = "x-router-plugins", "x-router-profile", "x-router-debug"
+PLUGINS_HEADER, PROFILE_HEADER = "x-router-plugins", "x-router-profile"
 NOT_FORWARDED = frozenset(
-    (b"host", b"content-length", b"expect", *(name.encode() for name in (PLUGINS_HEADER, PROFILE_HEADER, DEBUG_HEADER)))
+    (b"host", b"content-length", b"expect", *(name.encode() for name in (PLUGINS_HEADER, PROFILE_HEADER, debug.HEADER)))
 )
 """Fields that this hop writes itself, or that are for the router alone."""
 
@@ -96,6 +97,8 @@ class Proxy:
         """Runs one exchange. ``path`` and ``session_id`` are given for a turn below ``/sessions/{id}/``."""
         exchange, pump = self._exchange(scope, receive, path)
         try:
+            if self._settings.debug_header:
+                exchange.is_debugged = debug.is_wanted(Headers(scope["headers"]).get(debug.HEADER))
             plan = self._enter(exchange, session_id)
         except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
             await self._refuse(exchange, error, send)
@@ -233,7 +236,7 @@ class Proxy:
     ) -> Outcome:
         """Sends the answer; an error before the head has left is told in its place, a later one breaks the transfer."""
         try:
-            self._stamp(exchange, answer)
+            self._stamp(exchange, plan, answer)
             await self._stoppable(exchange, plan.response_start(exchange, answer))
             if delivery.collects:  # a hook may have wrapped it
                 await self._stoppable(exchange, delivery.prepare(answer))
@@ -259,9 +262,11 @@ class Proxy:
         log.warning("%r broke after its answer had begun: %r", exchange, error)
         return outcome_of(error)
 
-    def _stamp(self, exchange: Exchange, answer: Answer) -> None:
+    def _stamp(self, exchange: Exchange, plan: Plan, answer: Answer) -> None:
         if exchange.worker is not None and answer.error_code is None:
             answer.headers.set("x-router-worker", exchange.worker.url)
+        if exchange.is_debugged:
+            debug.show(exchange, answer, plan.names, self._clock.now())
 
     @staticmethod
     async def _stoppable(exchange: Exchange, work: Coroutine[Any, Any, T]) -> T:

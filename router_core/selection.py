@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from router_core.errors import NoWorker
 from router_core.plan import Plan
@@ -29,6 +29,8 @@ def select_worker(exchange: Exchange, plan: Plan, workers: WorkerTable, *, hold_
         chosen = plan.pick_worker(exchange, candidates, scores) or _highest(candidates, scores)
     out.update((worker.url, reason) for worker, (reason, _) in exchange.left_out.items() if worker.url in out)
     exchange.decision = Decision(candidates, scores, out, chosen)
+    if exchange.is_debugged:
+        exchange.decision.out = _reasons(exchange, [w for w in workers if w not in candidates], out)
     if chosen is None:
         exchange.decision.waits_for = _out_for_now(exchange, workers, out, hold_for_starting)
         raise _nobody(exchange, workers, out)
@@ -53,9 +55,14 @@ def _highest(candidates: Sequence[Worker], scores: Scores) -> Worker:
     return min(candidates, key=lambda worker: (-scores[worker], worker.last_pick))
 
 
-def _nobody(exchange: Exchange, workers: WorkerTable, out: dict[str, str]) -> NoWorker:
+def _nobody(exchange: Exchange, workers: WorkerTable, out: Mapping[str, str]) -> NoWorker:
     if not len(workers):
         return NoWorker("no worker is registered; add one by POST /workers or --worker URL", {})
+    return NoWorker("no worker may take this request", _reasons(exchange, workers, out))
+
+
+def _reasons(exchange: Exchange, workers: Iterable[Worker], out: Mapping[str, str]) -> dict[str, str]:
+    """Why each of these workers is no candidate, by its url."""
     reasons = {}
     for worker in workers:
         if not worker.is_ready:
@@ -64,4 +71,4 @@ def _nobody(exchange: Exchange, workers: WorkerTable, out: dict[str, str]) -> No
             reasons[worker.url] = "tried by this request already"
         else:
             reasons[worker.url] = out.get(worker.url, "out")
-    return NoWorker("no worker may take this request", reasons)
+    return reasons

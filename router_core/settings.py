@@ -116,6 +116,9 @@ class RouterSettings(Settings):
     drain_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds that a draining worker's running requests get before it is gone."""
 
+    debug_header: bool = True
+    """Whether a request with ``x-router-debug: 1`` is told how it was routed; else the header means nothing."""
+
     session_headers: list[str] = ["x-session-id", "x-smg-tito-session-id", "x-smg-routing-key"]
     """Headers that name a request's session, in this order, after the path."""
     max_sessions: int = Field(default=100_000, gt=0)

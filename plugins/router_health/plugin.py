@@ -94,7 +94,13 @@ class Health:
             workers = [worker for worker in workers if worker.is_ready]
         elif not watch.has_trials:
             return None
-        return [worker for worker in workers if watch.has_room(worker)] or workers
+        kept = []
+        for worker in workers:
+            if watch.has_room(worker):
+                kept.append(worker)
+            else:
+                exchange.leave_out(worker, "it came back and has its trial requests", for_now=True)
+        return kept or workers
 
     @hookimpl
     def response_end(self, exchange: Exchange) -> None:

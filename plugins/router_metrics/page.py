@@ -40,8 +40,14 @@ class Snapshot:
     codes: Mapping[str, int]
     request: Histogram
     queue: Histogram
+    hold: Histogram
     lag: Histogram
+    held: Mapping[str, int]
+    """Requests that are held now, by kind."""
+    oldest_hold_s: float
     holds: int
+    holds_refused: int
+    holds_timed_out: int
     retries: int
     moves: int
     running: int
@@ -88,8 +94,13 @@ def take_snapshot(
         codes=dict(tally.codes),
         request=tally.request.copy(),
         queue=tally.queue.copy(),
+        hold=tally.hold.copy(),
         lag=lag.copy(),
-        holds=tally.holds,
+        held=router.holds.by_kind(),
+        oldest_hold_s=router.holds.oldest_s(),
+        holds=router.holds.held_total,
+        holds_refused=router.holds.refused_total,
+        holds_timed_out=router.holds.timed_out_total,
         retries=tally.retries,
         moves=tally.moves,
         running=len(router.exchanges),
@@ -120,13 +131,27 @@ def _exchanges(shot: Snapshot) -> Iterator[Metric]:
     yield _counters("router_errors", "Requests that ended with an error, by its code.", ["code"], _rows(shot.codes))
     yield _histogram("router_request_seconds", "From a request's arrival to the end of its answer.", shot.request)
     yield _histogram("router_queue_seconds", "From a request's arrival to its first attempt at a worker.", shot.queue)
-    yield CounterMetricFamily("router_holds", "Requests that waited hold_s and more for a worker.", value=shot.holds)
+    yield from _holds(shot)
     yield CounterMetricFamily("router_retries", "Attempts after the first one of their request.", value=shot.retries)
     yield CounterMetricFamily("router_session_moves", "Sessions that were given another worker.", value=shot.moves)
     yield GaugeMetricFamily("router_requests_running", "Requests now in the router.", value=shot.running)
     yield GaugeMetricFamily("router_requests_waiting", "Requests that no worker has now.", value=shot.waiting)
     yield GaugeMetricFamily("router_sessions_open", "Open sessions.", value=shot.sessions)
     yield _histogram("router_loop_lag_seconds", "How late the event loop woke up.", shot.lag)
+
+
+def _holds(shot: Snapshot) -> Iterator[Metric]:
+    held = GaugeMetricFamily(
+        "router_held_requests", "Requests that are held now, by what they wait for.", labels=["kind"]
+    )
+    for kind, count in shot.held.items():
+        held.add_metric([kind], count)
+    yield held
+    yield GaugeMetricFamily("router_oldest_hold_seconds", "How long the longest hold lasts.", value=shot.oldest_hold_s)
+    yield _histogram("router_hold_seconds", "How long requests were held that were.", shot.hold)
+    yield CounterMetricFamily("router_holds", "Requests that were held.", value=shot.holds)
+    yield CounterMetricFamily("router_holds_refused", "Requests that found the queue full.", value=shot.holds_refused)
+    yield CounterMetricFamily("router_holds_timed_out", "Requests held for too long.", value=shot.holds_timed_out)
 
 
 def _workers(workers: Sequence[WorkerShot]) -> Iterator[Metric]:

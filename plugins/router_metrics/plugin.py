@@ -29,8 +29,6 @@ class Metrics:
         """Upper bounds of the histograms of requests and attempts, in seconds, ascending."""
         worker_histograms: bool = True
         """Whether the two histograms of attempts are shown for each worker; they are most of a big pool's page."""
-        hold_s: float = Field(default=0.1, ge=0)
-        """Seconds without a worker from which on a request counts as held."""
         hook_times: bool = True
         """Whether the time of every hook is taken; a few tenths of a microsecond each call."""
         lag_interval_s: float = Field(default=0.5, gt=0)
@@ -45,7 +43,7 @@ class Metrics:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._tally = Tally(settings.buckets_s, hold_s=settings.hold_s)
+        self._tally = Tally(settings.buckets_s)
         self._lag = Histogram(LAG_BOUNDS_S)
         self._times = HookTimes()
         self._router: Router

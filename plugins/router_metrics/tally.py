@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from router_core import Exchange, Outcome, OutcomeKind, Worker
+from router_core import AttemptWithdrawn, Exchange, Outcome, OutcomeKind, Worker
 
 MAX_CODES = 64
 OTHER = "other"
@@ -47,14 +47,14 @@ class WorkerTally:
 class Tally:
     """Everything that has ended. A worker's part goes when the worker goes."""
 
-    def __init__(self, bounds: Sequence[float], *, hold_s: float) -> None:
+    def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
-        self._hold_s = hold_s
         self.outcomes: Counter[str] = Counter()
         self.codes: Counter[str] = Counter()
         self.request = Histogram(bounds)
         self.queue = Histogram(bounds)
-        self.holds = self.retries = self.moves = 0
+        self.retries = self.moves = 0
+        self.hold = Histogram(bounds)
         self.workers: dict[Worker, WorkerTally] = {}
 
     def add(self, exchange: Exchange, outcome: Outcome) -> None:
@@ -65,12 +65,12 @@ class Tally:
             self.codes[outcome.code if is_known else OTHER] += 1
         if exchange.ended_at is not None:
             self.request.observe(exchange.ended_at - exchange.started_at)
-        attempts = exchange.attempts
+        if exchange.hold_place is not None:
+            self.hold.observe(exchange.held_s)
+        attempts = [attempt for attempt in exchange.attempts if not isinstance(attempt.error, AttemptWithdrawn)]
         if not attempts:
             return
-        queued_s = attempts[0].started_at - exchange.started_at
-        self.queue.observe(queued_s)
-        self.holds += queued_s >= self._hold_s
+        self.queue.observe(attempts[0].started_at - exchange.started_at)
         self.retries += len(attempts) - 1
         for attempt in attempts:
             if attempt.worker.is_gone or attempt.outcome is None:

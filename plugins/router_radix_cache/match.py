@@ -36,22 +36,22 @@ class Match:
         self.matched_bytes = matched_bytes
         self.is_whole = is_whole
         self.is_ambiguous = is_ambiguous
-        self._text = text
+        self.text = text
         self._segment = segment
 
     @property
     def is_complete(self) -> bool:
         """Whether the tokens cover the whole text."""
-        return self.trajectory is not None and self.matched_bytes == len(self._text)
+        return self.trajectory is not None and self.matched_bytes == len(self.text)
 
     @cached_property
     def matched_characters(self) -> int:
-        return len(decode_text(self._text[: self.matched_bytes]))
+        return len(decode_text(self.text[: self.matched_bytes]))
 
     @property
     def remaining_text(self) -> str:
         """The text behind the match, which has to be encoded afresh."""
-        return decode_text(self._text[self.matched_bytes :])
+        return decode_text(self.text[self.matched_bytes :])
 
     @property
     def token_ids(self) -> list[int]:
@@ -70,30 +70,17 @@ class Match:
     @property
     def loss_mask(self) -> list[int]:
         """1 for a sampled token, else 0; as long as ``token_ids``."""
-        mask = bytearray(self.token_count)
-        for span in self.spans:
-            mask[span.start : span.stop] = b"\x01" * (span.stop - span.start)
-        return list(mask)
+        return self.packed().loss_mask
 
     @property
     def logprobs(self) -> list[float]:
         """In nats, 0.0 where the mask is 0; as long as ``token_ids``."""
-        values = [0.0] * self.token_count
-        sampled = self.trajectory.runs.all_logprobs() if self.trajectory else array("d")
-        taken = 0
-        for span in self.spans:
-            size = span.stop - span.start
-            values[span.start : span.stop] = sampled[taken : taken + size].tolist()
-            taken += size
-        return values
+        return self.packed().all_logprobs
 
     @property
     def weight_versions(self) -> list[str | None]:
         """The weight version of each sampled token, None elsewhere; as long as ``token_ids``."""
-        versions: list[str | None] = [None] * self.token_count
-        for span in self.spans:
-            versions[span.start : span.stop] = [span.weight_version] * (span.stop - span.start)
-        return versions
+        return self.packed().weight_versions
 
     def packed(self) -> PackedTokens:
         """The matched tokens as the start of a longer sequence: append to it, then insert it under its text."""
@@ -119,11 +106,11 @@ class Match:
         if count == self.token_count:
             return self
         ends = self._packed_ends()
-        while count and not is_character_start(self._text, ends[count - 1]):
+        while count and not is_character_start(self.text, ends[count - 1]):
             count -= 1
         if count == 0 or ends[count - 1] == 0:
-            return Match(self._text)
-        return Match(self._text, self.trajectory, self._segment, count, ends[count - 1], is_ambiguous=self.is_ambiguous)
+            return Match(self.text)
+        return Match(self.text, self.trajectory, self._segment, count, ends[count - 1], is_ambiguous=self.is_ambiguous)
 
     def _is_known_prompt(self) -> bool:
         if self.trajectory is None or not self.is_complete:

@@ -38,6 +38,20 @@ class Paths:
             at = ends[first - 1]
         return path
 
+    def follow(self, text: bytes, ids: bytes, ends: array[int]) -> tuple[Segment, int]:
+        """The segment in which the longest stored beginning of a sequence ends, and how many tokens it has."""
+        packed_ends = ends.tobytes()
+        segment, at, first = self.root, 0, 0
+        while first < len(ends):
+            found, shared = self._shared_child(segment, text, at, ids, packed_ends, first, text[at : ends[first]])
+            if found is None:
+                break
+            segment, first = found, first + shared
+            at = ends[first - 1]
+            if shared < found.token_count:
+                break
+        return segment, first
+
     def prune(self, segment: Segment, gone: Trajectory) -> tuple[Segment, list[Segment]]:
         """Take out segments, from ``segment`` upwards, that ``gone`` was the last to need.
 

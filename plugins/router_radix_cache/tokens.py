@@ -92,6 +92,33 @@ class PackedTokens:
         """Length of the text these tokens cover, in UTF-8 bytes."""
         return self.ends[-1] if self.ends else 0
 
+    @property
+    def loss_mask(self) -> list[int]:
+        """1 for a sampled token, else 0."""
+        mask = [0] * len(self)
+        for span in self.spans:
+            mask[span.start : span.stop] = [1] * (span.stop - span.start)
+        return mask
+
+    @property
+    def all_logprobs(self) -> list[float]:
+        """A logprob for each token, 0.0 where the mask is 0."""
+        values = [0.0] * len(self)
+        taken = 0
+        for span in self.spans:
+            size = span.stop - span.start
+            values[span.start : span.stop] = self.logprobs[taken : taken + size].tolist()
+            taken += size
+        return values
+
+    @property
+    def weight_versions(self) -> list[str | None]:
+        """The weight version of each sampled token, None elsewhere."""
+        versions: list[str | None] = [None] * len(self)
+        for span in self.spans:
+            versions[span.start : span.stop] = [span.weight_version] * (span.stop - span.start)
+        return versions
+
     def add_context(self, token_ids: Sequence[int], ends: Sequence[int]) -> None:
         """Append tokens that were not sampled; ``ends`` count from where the sequence ended."""
         ids, offsets = self._checked(token_ids, ends)
@@ -114,6 +141,15 @@ class PackedTokens:
             add_span(self.spans, Span(len(self), len(self) + len(ids), weight_version))
         self._extend(ids, offsets)
         self.logprobs.extend(packed)
+
+    def first(self, count: int) -> PackedTokens:
+        """The first ``count`` tokens, as a sequence of their own."""
+        tokens = PackedTokens()
+        tokens.ids = self.ids[:count]
+        tokens.ends = self.ends[:count]
+        tokens.spans = spans_within(self.spans, 0, count)
+        tokens.logprobs = self.logprobs[: sum(span.stop - span.start for span in tokens.spans)]
+        return tokens
 
     @classmethod
     def from_lists(

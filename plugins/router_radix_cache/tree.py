@@ -88,28 +88,34 @@ class RadixTree:
         return self._texted.bytes + self._untexted.bytes + self._own_bytes
 
     def insert(
-        self, text: str | None, tokens: PackedTokens, *, rid: str | None = None, session_id: str | None = None
+        self,
+        text: str | None,
+        tokens: PackedTokens,
+        *,
+        rid: str | None = None,
+        session_id: str | None = None,
+        continued: Trajectory | None = None,
     ) -> Trajectory | None:
         """Store ``tokens`` under ``text``, which they cover exactly, or raise ``ValueError``.
 
         With ``text`` None (or empty) the sequence is found by ``rid`` alone. A rid that is used again names the newer
-        trajectory from then on. Returns None when nothing was kept: no tokens at all, larger than the bounds allow,
-        or of a weight version that is not kept any more.
+        trajectory from then on. ``continued`` is the trajectory whose tokens these begin with, if it is known: what it
+        stores of them need not be stored again. Returns None when nothing was kept: no tokens at all, larger than the
+        bounds allow, or of a weight version that is not kept any more.
         """
         if not len(tokens):
             return None
-        encoded, ends = encode_text(text or ""), tokens.ends
-        if encoded and ends[-1] != len(encoded):
-            raise ValueError(f"the tokens cover {ends[-1]} of {len(encoded)} bytes of the text; nothing was stored")
+        encoded = encode_text(text or "")
+        if encoded and tokens.byte_length != len(encoded):
+            raise ValueError(
+                f"the tokens cover {tokens.byte_length} of {len(encoded)} bytes of the text; nothing was stored"
+            )
         self.expire()
         self._serial += 1
         trajectory = Trajectory(rid=rid, session_id=session_id, serial=self._serial, tokens=tokens)
-        ids = tokens.ids.tobytes()
-        if encoded:
-            path = self._texted.place(encoded, ids, ends)
-        else:
-            path = self._untexted.place(ids, ids, array("I", range(4, len(ids) + 1, 4)))
-        self._enter(trajectory, path, self._runs_for(path, tokens))
+        paths, key, ids, ends = self._keyed(encoded, tokens)
+        path = paths.place(key, ids, ends)
+        self._enter(trajectory, path, self._runs_for(path, tokens, continued))
         if self._versions.see(trajectory.weight_version):
             self._drop_stale(self._registry)
         else:
@@ -137,6 +143,23 @@ class RadixTree:
             return Match(encoded)
         self._touch(chosen.trajectory)
         return as_match(chosen, encoded, is_ambiguous=is_ambiguous)
+
+    def match_tokens(self, text: str | None, tokens: PackedTokens) -> Match:
+        """The longest stored beginning of this very sequence, token by token; an empty match when there is none.
+
+        ``text`` is what it would be stored under. Of trajectories that go on the newest is taken.
+        """
+        self.expire()
+        encoded = encode_text(text or "")
+        paths, key, ids, ends = self._keyed(encoded, tokens)
+        segment, count = paths.follow(key, ids, ends)
+        if not count or segment.newest is None:
+            return Match(encoded)
+        ended = [trajectory for trajectory in segment.trajectories if trajectory.token_count == count]
+        trajectory = ended[-1] if ended else segment.newest
+        self._touch(trajectory)
+        size = ends[count - 1] if encoded else 0
+        return Match(encoded, trajectory, segment, count, size, is_whole=bool(ended))
 
     def by_rid(self, rid: str) -> Match | None:
         """The whole trajectory stored for ``rid``, with or without a text; None when there is none (any more)."""
@@ -198,8 +221,22 @@ class RadixTree:
                 longest = max(longest, candidate.matched_bytes)
         return found
 
-    def _runs_for(self, path: list[Segment], tokens: PackedTokens) -> SampledRuns:
-        """Runs for a new trajectory, as a continuation of an earlier one on its path if one was sampled alike."""
+    def _keyed(self, encoded: bytes, tokens: PackedTokens) -> tuple[Paths, bytes, bytes, array[int]]:
+        """Where a sequence stands: its paths, the bytes that key it, its packed ids, and its ends in those bytes."""
+        ids = tokens.ids.tobytes()
+        if encoded:
+            return self._texted, encoded, ids, tokens.ends
+        return self._untexted, ids, ids, array("I", range(4, len(ids) + 1, 4))
+
+    def _runs_for(self, path: list[Segment], tokens: PackedTokens, continued: Trajectory | None) -> SampledRuns:
+        """Runs for a new trajectory, as a continuation of an earlier one that was sampled alike."""
+        if (
+            continued is not None
+            and continued.is_stored
+            and continued.token_count < len(tokens)
+            and continued.runs.are_start_of(tokens, continued.token_count)
+        ):
+            return runs_beyond(continued.runs, continued.token_count, tokens)
         tried = 0
         for segment in reversed(path):
             for earlier in reversed(segment.trajectories):

@@ -99,6 +99,7 @@ class Exchange:
 
     __slots__ = (
         "_interrupt",
+        "_on_abort",
         "_pending",
         "_services",
         "abort_was_asked",
@@ -114,6 +115,7 @@ class Exchange:
         "id",
         "identity",
         "interruption",
+        "is_debugged",
         "left_out",
         "outliving",
         "request",
@@ -156,12 +158,15 @@ class Exchange:
         """Whether somebody asked through the router to abort it at its worker: an answer cut short is then final."""
         self.interruption: RouterError | None = None
         """Why the core stopped the exchange from outside: ClientLeft, or a Reject."""
+        self.is_debugged = False
+        """Whether its answer shows how it was routed (``x-router-debug``)."""
         self.switches: tuple[str | None, str | None] = (None, None)
         """Profile and plugins that the request's own headers asked for."""
         self.outliving: asyncio.Task[Any] | None = None
         """What `outlive_client` started."""
         self._services: ExchangeServices | None = None
         self._interrupt: Callable[[], object] | None = None
+        self._on_abort: Callable[[], object] | None = None
         self._pending: RouterError | None = None
 
     @property
@@ -207,6 +212,16 @@ class Exchange:
             raise RuntimeError("one work of this exchange outlives its client already")
         self.outliving = asyncio.create_task(work, name=f"outlives the client of {self.id}")
         return self.outliving
+
+    def ask_abort(self) -> None:
+        """Somebody asked through the router to abort it at its worker; see `abort_was_asked`."""
+        self.abort_was_asked = True
+        if self._on_abort is not None:
+            self._on_abort()
+
+    def on_abort(self, call: Callable[[], object] | None) -> None:
+        """What to call when an abort is asked for; the newest one holds. For who keeps it between two attempts."""
+        self._on_abort = call
 
     def interrupt(self, why: RouterError) -> None:
         """Stops the exchange wherever it is. The first reason stands; a Reject before the head has left is answered."""

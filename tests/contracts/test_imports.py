@@ -22,7 +22,7 @@ LAYERS = (
     "errors headers sse splice scan clock deadline tasks urls settings",
     "types strip bodies protocol pump upstream config",
     "hookspecs control dp_rank failures holds sessions workers",
-    "timing worker_updates",
+    "timing worker_updates debug",
     "plan router stats_routes",
     "plans selection outside delivery",
     "registry attempt admin",
@@ -30,7 +30,7 @@ LAYERS = (
     "asgi",
     "app",
     "server",
-    "cli",
+    "cli in_process",
     "__main__",
 )
 """Modules and packages of the core; each may import only what stands in a line above its own."""
@@ -42,7 +42,7 @@ PUBLIC_UP_TO = "router"
 ON_TOP = {
     "reference_engine": set(),
     "demo": {"sse", "reference_engine"},
-    "testing": {"app", "clock", "config", "server"},
+    "testing": {"clock", "in_process"},
 }
 """Packages beside the core that nobody but the command line imports -> what of the core they may use (and the public
 names). ``testing`` starts whole routers, for tests."""

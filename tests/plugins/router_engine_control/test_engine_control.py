@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
+from router_engine_control.plugin import EngineControl
 
 from router_core import WorkerState, hookimpl
 from router_core.reference_engine import running_engine
@@ -168,6 +170,17 @@ async def test_a_version_is_noted_where_the_verb_succeeded(scripted_workers):
         assert answer.status == 207
         versions = {worker.url: worker.weight_version for worker in router.application.workers}
         assert versions == {good.url: "12", bad.url: None}
+
+
+async def test_a_verb_that_empties_the_cache_is_told_where_it_succeeded(scripted_workers):
+    good, bad = workers = await scripted_workers(2)
+    bad.handler = reply(b"Flush cache failed.\n", 400)
+    async with running(workers) as router:
+        epochs = {worker.url: worker.cache_epoch for worker in router.application.workers}
+        await post(router, "/flush_cache", {})
+        await post(router, "/pause_generation", {})
+        gained = {worker.url: worker.cache_epoch - epochs[worker.url] for worker in router.application.workers}
+        assert gained == {good.url: 1, bad.url: 0}
 
 
 async def test_a_verb_with_a_wrong_method_is_405_and_reaches_nobody(scripted_worker):
@@ -494,3 +507,10 @@ async def test_a_client_key_is_replaced_by_the_workers_own():
         await post(router, "/workers", {"url": worker.url, "api_key": "workers-key"})
         await exchange_once(router.port, "POST", "/flush_cache", {"Authorization": "Bearer clients-key"}, b"{}")
         assert worker.requests[0].get("authorization") == "Bearer workers-key"
+
+
+def test_every_route_is_documented():
+    readme = (Path(__file__).parents[3] / "plugins" / "router_engine_control" / "README.md").read_text(encoding="utf-8")
+    for route in EngineControl(EngineControl.Settings()).routes():
+        name = route.path.removeprefix("/v1") if "lora" in route.path else route.path
+        assert name in readme, route.path

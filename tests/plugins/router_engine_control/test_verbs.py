@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from router_engine_control.verbs import is_batch, new_weight_version, read_abort, read_rids
+from router_engine_control.verbs import empties_cache, is_batch, new_weight_version, read_abort, read_rids
 
 from router_core import Reject
 
@@ -79,3 +79,15 @@ def test_rids_are_texts():
 )
 def test_a_batch_is_told_from_one_generation(call, batch):
     assert is_batch(call) is batch
+
+
+def test_flushes_sleep_and_new_weights_empty_the_prefix_cache():
+    verbs = (
+        "/flush_cache",
+        "/sleep",
+        "/update_weights_from_disk",
+        "/update_weights",
+        "/update_weight_version",
+        "/pause",
+    )
+    assert [empties_cache(verb) for verb in verbs] == [True, True, True, True, False, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -64,15 +65,19 @@ async def test_requests_attempts_and_their_times_are_shown(scripted_workers):
 
 
 async def test_what_runs_and_what_waits_is_shown(scripted_worker):
-    gate = asyncio.Event()
     waiting = asyncio.Event()
+    routers = []
 
     class Hold:
         @hookimpl
+        async def startup(self, router):
+            routers.append(router)
+
+        @hookimpl
         async def around_upstream(self, exchange, call_next):
             if exchange.request.headers.get("x-hold"):
-                waiting.set()
-                await gate.wait()
+                asyncio.get_running_loop().call_soon(waiting.set)
+                await routers[0].holds.hold(exchange, "for_a_test")
             return await call_next(exchange)
 
     scripted_worker.hold()
@@ -86,12 +91,17 @@ async def test_what_runs_and_what_waits_is_shown(scripted_worker):
         page = await read(router)
         assert page("router_requests_running") == 2
         assert page("router_requests_waiting") == 1
+        assert page("router_held_requests", kind="for_a_test") == 1
+        assert page("router_oldest_hold_seconds") > 0
         assert page("router_worker_inflight", worker=scripted_worker.url) == 1
-        gate.set()
+        routers[0].holds.wake("for_a_test")
         scripted_worker.release()
         await asyncio.gather(*running)
         page = await read(router)
         assert page("router_requests_running") == page("router_requests_waiting") == 0
+        assert page("router_held_requests", kind="for_a_test") is None
+        assert page("router_holds_total") == page("router_hold_seconds_count") == 1
+        assert page("router_holds_refused_total") == page("router_holds_timed_out_total") == 0
         assert page("router_worker_inflight", worker=scripted_worker.url) == 0
 
 
@@ -230,3 +240,14 @@ async def test_bad_buckets_are_an_error_at_start_that_names_the_setting(buckets)
     with pytest.raises(Exception, match=r"plugins\.metrics\.buckets_s"):
         async with running_router(enabled=ENABLED, plugins={"metrics": {"buckets_s": buckets}}):
             pass
+
+
+async def test_every_metric_of_the_page_is_documented(scripted_worker):
+    readmes = (Path(__file__).parents[3] / "plugins").glob("router_*/README.md")
+    told = "\n".join(file.read_text(encoding="utf-8") for file in readmes)
+    async with running_router([scripted_worker.url], enabled=(*ENABLED, "engine_control")) as router:
+        await generate(router)
+        page = await read(router)
+    for family in page.families:
+        name = family.name + ("_total" if family.type == "counter" else "")
+        assert f"`{name}`" in told, name

@@ -2,7 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from router_metrics.tally import MAX_CODES, OTHER, Histogram, Tally
 
-from router_core import Attempt, Exchange, Headers, Outcome, OutcomeKind, Request, Worker, WorkerState
+from router_core import Attempt, AttemptWithdrawn, Exchange, Headers, Outcome, OutcomeKind, Request, Worker, WorkerState
 
 BOUNDS = (1.0, 10.0)
 
@@ -43,11 +43,11 @@ def test_a_copy_does_not_change_any_more():
     assert (copy.counts, copy.seconds) == ([0, 0, 0], 0.0)
 
 
-def test_an_exchange_counts_its_attempts_retries_and_holds():
-    tally, at = Tally(BOUNDS, hold_s=5.0), worker()
+def test_an_exchange_counts_its_attempts_and_retries():
+    tally, at = Tally(BOUNDS), worker()
     lost, ok = OutcomeKind.WORKER_LOST, OutcomeKind.OK
     tally.add(exchange_at(0.0, (at, (6.0, None, lost)), (at, (7.0, 8.0, ok))), Outcome(ok, 200))
-    assert (tally.holds, tally.retries) == (1, 1)
+    assert tally.retries == 1
     assert tally.outcomes == {"ok": 1}
     assert tally.codes == {}
     assert tally.workers[at].attempts == {"worker_lost": 1, "ok": 1}
@@ -57,20 +57,31 @@ def test_an_exchange_counts_its_attempts_retries_and_holds():
     assert tally.request.seconds == 100.0
 
 
+def test_an_attempt_that_was_withdrawn_is_no_attempt_and_no_retry():
+    tally, at = Tally(BOUNDS), worker()
+    exchange = exchange_at(0.0, (at, (0.0, None, OutcomeKind.REJECTED)), (at, (6.0, 7.0, OutcomeKind.OK)))
+    exchange.attempts[0].error = AttemptWithdrawn("dispatch was paused")
+    exchange.hold_place, exchange.held_s = 1, 6.0
+    tally.add(exchange, Outcome(OutcomeKind.OK, 200))
+    assert tally.retries == 0
+    assert tally.workers[at].attempts == {"ok": 1}
+    assert tally.queue.seconds == tally.hold.seconds == 6.0
+
+
 def test_an_attempt_whose_client_left_is_told_as_such():
-    tally, at = Tally(BOUNDS, hold_s=5.0), worker()
+    tally, at = Tally(BOUNDS), worker()
     tally.add(exchange_at(0.0, (at, (0.0, 1.0, OutcomeKind.OK))), Outcome(OutcomeKind.CLIENT_LEFT, None, "client_left"))
     assert tally.workers[at].attempts == {"client_left": 1}
 
 
 def test_a_refused_request_has_a_code_and_no_attempt():
-    tally = Tally(BOUNDS, hold_s=5.0)
+    tally = Tally(BOUNDS)
     tally.add(exchange_at(0.0), Outcome(OutcomeKind.REJECTED, 503, "no_worker"))
     assert (tally.codes, sum(tally.queue.counts)) == ({"no_worker": 1}, 0)
 
 
 def test_codes_are_bounded_in_number():
-    tally = Tally(BOUNDS, hold_s=5.0)
+    tally = Tally(BOUNDS)
     for number in range(10 * MAX_CODES):
         tally.add(exchange_at(0.0), Outcome(OutcomeKind.REJECTED, 400, f"code-{number}"))
     tally.add(exchange_at(0.0), Outcome(OutcomeKind.REJECTED, 400, "code-0"))
@@ -80,7 +91,7 @@ def test_codes_are_bounded_in_number():
 
 
 def test_a_worker_that_is_gone_leaves_nothing_and_late_results_bring_nothing_back():
-    tally, at = Tally(BOUNDS, hold_s=5.0), worker()
+    tally, at = Tally(BOUNDS), worker()
     exchange = exchange_at(0.0, (at, (0.0, 1.0, OutcomeKind.OK)))
     tally.add(exchange, Outcome(OutcomeKind.OK, 200))
     at.state = WorkerState.REMOVED

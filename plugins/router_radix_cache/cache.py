@@ -1,0 +1,188 @@
+"""The cache behind the plugin: prompts in, answers in, exact tokens out. It knows tokenizers, but no HTTP."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router_radix_cache.answer import Sampled, Unusable, UnusableError, read_answer
+from router_radix_cache.encodings import Encoded, Encodings
+from router_radix_cache.ends import sampled_ends
+from router_radix_cache.match import Match
+from router_radix_cache.prompt import known_start
+from router_radix_cache.tokenizer import Door, Tokenizer
+from router_radix_cache.tokens import PackedTokens, Span, decode_text, encode_text
+from router_radix_cache.trajectory import Trajectory
+from router_radix_cache.tree import RadixTree
+
+IN_LOOP_BYTES = 1 << 16
+"""Answers up to this size are read where they come; a larger one is read in a thread."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request on its way: the tokens it was sent with, and what they continue.
+
+    ``text`` is what they are stored under, None where they spell no text.
+    """
+
+    text: str | None
+    tokens: PackedTokens
+    known: Match
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """The tokens of a text. ``matched_characters`` of it were found, the rest was encoded."""
+
+    text: str | None
+    tokens: PackedTokens
+    matched_characters: int
+    is_complete: bool
+    is_ambiguous: bool
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened so far."""
+
+    texts: int = 0
+    """Requests with a text that was replaced by ids."""
+    ids: int = 0
+    """Requests that brought their own ids."""
+    reused_tokens: int = 0
+    """Tokens of prompts that were known."""
+    stored: int = 0
+    not_stored: Counter[str] = field(default_factory=Counter)
+
+
+class TextCache:
+    """A radix tree, the tokenizer that speaks its texts, and the prompts it encoded lately."""
+
+    def __init__(self, tree: RadixTree, *, add_special_tokens: bool, prompt_bytes: int) -> None:
+        self.tree = tree
+        self.counts = Counts()
+        self.encodings = Encodings(self._encode, max_bytes=prompt_bytes)
+        self._add_special_tokens = add_special_tokens
+        self._door: Door
+
+    def use(self, door: Door) -> None:
+        """Where the tokenizer is, before the first request."""
+        self._door = door
+
+    # ----------------------------------------------------------------------------------------------------- a request
+    def match(self, text: str, session_id: str | None) -> Match:
+        """What is known of a new prompt: of its own session if there is anything, else of all."""
+        if session_id is not None and (own := self.tree.match(text, session_id=session_id)).token_count:
+            return own
+        return self.tree.match(text)
+
+    async def begin_text(self, text: str, known: Match) -> Turn:
+        """The ids to send for a text. Raises ValueError for what is no text, Reject where no tokenizer is."""
+        tokenizer = await self._door.ready()
+        tokens, rest = known_start(known, encode_text(text), tokenizer.token_bytes)
+        self.counts.reused_tokens += len(tokens)
+        if rest:
+            await self._add_encoded(tokens, rest)
+        self.counts.texts += 1
+        return Turn(text, tokens, known, tokenizer)
+
+    async def begin_ids(self, token_ids: Sequence[int]) -> Turn:
+        """A prompt that came as ids: they are kept as they are. Raises ValueError for what are no ids."""
+        tokenizer = await self._door.ready()
+        text, tokens = await self._door.run(read_ids, tokenizer, token_ids)
+        known = self.tree.match_tokens(text, tokens)
+        tokens.spans, tokens.logprobs = known.spans, known.packed().logprobs
+        self.counts.ids += 1
+        self.counts.reused_tokens += known.token_count
+        return Turn(text, tokens, known, tokenizer)
+
+    async def store(self, turn: Turn, body: bytes, *, session_id: str | None) -> Trajectory | None:
+        """Keeps the sample of an answer behind its prompt; raises ``UnusableError`` when it is not to be kept."""
+        if len(body) <= IN_LOOP_BYTES:
+            sampled, ends = read_sample(turn, body)
+        else:
+            sampled, ends = await self._door.run(read_sample, turn, body)
+        try:
+            for span in sampled.spans:
+                _add_span(turn.tokens, sampled, ends, span)
+            text = None if turn.text is None else turn.text + sampled.text
+            stored = self.tree.insert(
+                text, turn.tokens, rid=sampled.rid, session_id=session_id, continued=turn.known.trajectory
+            )
+        except ValueError as error:
+            raise UnusableError(Unusable.REFUSED, str(error)) from error
+        self.counts.stored += 1
+        return stored
+
+    # --------------------------------------------------------------------------------------------------- a retrieval
+    async def retrieve(self, text: str, **narrow: str | None) -> Retrieved:
+        """The tokens of ``text``: as they were sent and sampled, and encoded with mask 0 where they were not."""
+        tokenizer = await self._door.ready()
+        match = self.tree.match(text, **narrow)
+        if match.is_complete:
+            return Retrieved(text, match.packed(), len(text), is_complete=True, is_ambiguous=match.is_ambiguous)
+        tokens, rest = known_start(match, encode_text(text), tokenizer.token_bytes)
+        await self._add_encoded(tokens, rest)
+        return Retrieved(text, tokens, len(text) - len(rest), is_complete=False, is_ambiguous=match.is_ambiguous)
+
+    def retrieve_by_rid(self, rid: str) -> Retrieved | None:
+        """The whole trajectory of a rid, with its text if it has one; None when there is none."""
+        match = self.tree.by_rid(rid)
+        if match is None:
+            return None
+        text = decode_text(match.text) if match.text else None
+        return Retrieved(text, match.packed(), len(text or ""), is_complete=True, is_ambiguous=False)
+
+    # ------------------------------------------------------------------------------------------------------- encoding
+    async def _add_encoded(self, tokens: PackedTokens, text: str) -> None:
+        encoded = await self.encodings.get(text, is_start=not len(tokens))
+        tokens.add_context(encoded.ids, encoded.ends)
+
+    async def _encode(self, text: str, is_start: bool) -> Encoded:
+        tokenizer = await self._door.ready()
+        encoded: Encoded = await self._door.run(encode, tokenizer, text, is_start and self._add_special_tokens)
+        return encoded
+
+
+def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoded:
+    """Ids and ends of one text."""
+    [(ids, ends)] = tokenizer.encode_with_ends([text], add_special_tokens=add_special_tokens)
+    return Encoded(array("i", ids), array("I", ends))
+
+
+def read_ids(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[str | None, PackedTokens]:
+    """A prompt of ids, and the text it spells where it spells one without a loss."""
+    tokens = PackedTokens()
+    try:
+        tokens.add_context(token_ids, [0] * len(token_ids))
+    except TypeError as error:
+        raise ValueError(f"these are no token ids: {error}") from error
+    pieces = tokenizer.token_bytes(token_ids)
+    known = [piece for piece in pieces if piece is not None]
+    text = tokenizer.decode(token_ids)
+    if not text or len(known) < len(pieces) or b"".join(known) != encode_text(text):
+        return None, tokens
+    tokens = PackedTokens()
+    tokens.add_context(token_ids, sampled_ends(text, token_ids, pieces, ()))
+    return text, tokens
+
+
+def read_sample(turn: Turn, body: bytes) -> tuple[Sampled, list[int]]:
+    """The sample of an answer, and where each of its tokens ends in its text."""
+    sampled = read_answer(body, len(turn.tokens))
+    if turn.text is None:
+        return sampled, [0] * len(sampled.token_ids)
+    pieces = turn.tokenizer.token_bytes(sampled.token_ids)
+    return sampled, sampled_ends(sampled.text, sampled.token_ids, pieces, turn.tokenizer.special_ids)
+
+
+def _add_span(tokens: PackedTokens, sampled: Sampled, ends: list[int], span: Span) -> None:
+    part = slice(span.start, span.stop)
+    base = ends[span.start - 1] if span.start else 0
+    tokens.add_sampled(
+        sampled.token_ids[part], [end - base for end in ends[part]], sampled.logprobs[part], span.weight_version
+    )

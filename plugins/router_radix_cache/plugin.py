@@ -1,0 +1,219 @@
+"""Exact tokens behind a text interface: /generate is sent ids, and what it answered is found again by its text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
+from starlette.routing import BaseRoute
+
+from router_core import (
+    Answer,
+    CallNext,
+    ConfigError,
+    Exchange,
+    MalformedBody,
+    MemberStripper,
+    PluginSettings,
+    Router,
+    StateKey,
+    hookimpl,
+)
+from router_radix_cache.answer import Unusable, UnusableError
+from router_radix_cache.cache import TextCache, Turn
+from router_radix_cache.hold import Hold
+from router_radix_cache.request import Prompt, read_prompt
+from router_radix_cache.routes import CacheRoutes
+from router_radix_cache.tee import AnswerTee
+from router_radix_cache.tokenizer import Door
+from router_radix_cache.tree import RadixTree
+
+log = logging.getLogger(__name__)
+
+TARGET = "/generate"
+LOGPROBS = (b"input_token_logprobs", b"output_token_logprobs", b"output_token_logprobs_length")
+"""What an answer says because it was asked for logprobs."""
+EXPECTED = (Unusable.ABORTED, Unusable.UNFINISHED, Unusable.EMPTY)
+
+
+@dataclass(slots=True)
+class Kept:
+    """A request whose answer is to be stored."""
+
+    prompt: Prompt
+    turn: Turn
+
+
+KEPT = StateKey[Kept]("radix cache turn")
+HOLD = StateKey[Hold]("radix cache hold")
+
+
+class RadixCache:
+    """Encodes each text once, sends ids, and stores text, ids, logprobs, mask and weight versions of what came back."""
+
+    requires_api = ">=1,<2"
+
+    class Settings(PluginSettings):
+        tokenizer: str | None = None
+        """Name of the tokenizer; None is the default one."""
+        add_special_tokens: bool = True
+        """Whether a text from its start on gets what the tokenizer puts before or behind a prompt (a BOS), as it does
+        when an engine encodes the text."""
+        max_bytes: int | None = Field(default=2 << 30, ge=1)
+        """Most packed bytes stored: texts, ids, logprobs. Above it the trajectory used longest ago goes first."""
+        max_tokens: int | None = Field(default=None, ge=1)
+        """Most tokens stored; shared ones count once."""
+        ttl_s: float | None = Field(default=None, gt=0)
+        """Seconds without use after which a trajectory goes."""
+        keep_weight_versions: int | None = Field(default=None, ge=1)
+        """How many weight versions are kept, the newest ones; trajectories of older ones go."""
+        max_answer_bytes: int = Field(default=64 << 20, ge=1)
+        """Longest answer that is read, in bytes, without its routed experts; a longer one passes and is not stored."""
+        prompt_bytes: int = Field(default=64 << 20, ge=0)
+        """Bytes of texts encoded lately whose ids are remembered: siblings send one prompt many times."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._router: Router
+        self._tree = RadixTree(
+            max_bytes=settings.max_bytes,
+            max_tokens=settings.max_tokens,
+            ttl_s=settings.ttl_s,
+            keep_weight_versions=settings.keep_weight_versions,
+            clock=lambda: self._router.clock.now(),
+        )
+        self._cache = TextCache(
+            self._tree, add_special_tokens=settings.add_special_tokens, prompt_bytes=settings.prompt_bytes
+        )
+
+    # --------------------------------------------------------------------------------------------- outside a request
+    @hookimpl
+    async def startup(self, router: Router) -> None:
+        self._router = router
+        door: Door | None = router.find_tokenizer(self._settings.tokenizer)
+        if door is None:
+            named = f" named {self._settings.tokenizer!r}" if self._settings.tokenizer else ""
+            raise ConfigError(
+                f"it needs a tokenizer, and no plugin has one{named}: enable hf_tokenizer and set its path",
+                key="plugins.radix_cache.tokenizer",
+            )
+        self._cache.use(door)
+        if self._settings.ttl_s is not None:
+            router.spawn(self._expire_forever(self._settings.ttl_s), name="radix cache: idle trajectories")
+
+    async def _expire_forever(self, ttl_s: float) -> None:
+        while True:
+            await self._router.clock.sleep(min(60.0, ttl_s / 4))
+            self._tree.expire()
+
+    @hookimpl
+    def routes(self) -> Sequence[BaseRoute]:
+        bounds = {"max_tokens": self._settings.max_tokens, "max_bytes": self._settings.max_bytes}
+        return CacheRoutes(self._cache, bounds).routes()
+
+    @hookimpl
+    def metrics(self) -> str:
+        stats, counts = self._tree.stats(), self._cache.counts
+        return metric_lines(
+            {
+                "trajectories": ("gauge", "Trajectories kept.", stats.trajectories),
+                "tokens": ("gauge", "Tokens kept; shared ones count once.", stats.tokens),
+                "bytes": ("gauge", "Packed bytes kept.", stats.bytes),
+                "stored_total": ("counter", "Answers stored.", counts.stored),
+                "not_stored_total": ("counter", "Answers that were not stored, by reason.", counts.not_stored),
+                "dropped_total": ("counter", "Trajectories that went, by reason.", stats.dropped),
+                "reused_tokens_total": ("counter", "Prompt tokens that were known.", counts.reused_tokens),
+                "encoded_tokens_total": ("counter", "Tokens encoded.", self._cache.encodings.encoded_tokens),
+            }
+        )
+
+    # ----------------------------------------------------------------------------------------------- during a request
+    @hookimpl
+    async def request_start(self, exchange: Exchange) -> None:
+        request = exchange.request
+        if exchange.target != TARGET or request.method not in ("POST", "PUT"):
+            return
+        try:
+            prompt = read_prompt(await request.json())
+        except MalformedBody:
+            return  # the worker says what is wrong with it
+        if prompt is None:
+            return
+        try:
+            turn = await self._begin(exchange, prompt)
+        except ValueError as error:
+            log.info("%r passes as it is: its prompt is none: %s", exchange, error)
+            return
+        if not len(turn.tokens):
+            return
+        exchange.state[KEPT] = Kept(prompt, turn)
+        if prompt.text is not None:
+            request.remove_key("text")
+            request.set_key("input_ids", turn.tokens.ids.tolist())
+        if not prompt.asks_logprobs:
+            request.set_key("return_logprob", True)
+
+    async def _begin(self, exchange: Exchange, prompt: Prompt) -> Turn:
+        if prompt.text is None:
+            turn = await self._cache.begin_ids(prompt.token_ids or ())
+            exchange.state[HOLD] = self._tree.hold(turn.known)
+            return turn
+        known = self._cache.match(prompt.text, exchange.session_id)
+        exchange.state[HOLD] = self._tree.hold(known)  # before it is waited for a thread
+        return await self._cache.begin_text(prompt.text, known)
+
+    @hookimpl
+    async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+        kept = exchange.state.get(KEPT)
+        if kept is None:
+            return await call_next(exchange)
+        exchange.request.accept_identity()
+        answer = await call_next(exchange)
+        if answer.status == 200:
+            answer.chunks = self._passing(exchange, kept, answer.chunks)
+        return answer
+
+    async def _passing(self, exchange: Exchange, kept: Kept, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The chunks as the client is to have them; the answer is stored before the client sees that it has ended."""
+        tee = AnswerTee(is_stream=kept.prompt.is_stream, max_bytes=self._settings.max_answer_bytes)
+        stripper = None if kept.prompt.asks_logprobs else MemberStripper(*LOGPROBS)
+        async for chunk in chunks:
+            tee.feed(chunk)
+            passed = chunk if stripper is None else stripper.feed(chunk)
+            if passed:
+                yield passed
+        await self._store(exchange, kept, tee)
+        if stripper is not None and (rest := stripper.rest()):
+            yield rest
+
+    async def _store(self, exchange: Exchange, kept: Kept, tee: AnswerTee) -> None:
+        try:
+            await self._cache.store(kept.turn, tee.body(), session_id=exchange.session_id)
+        except UnusableError as error:
+            self._cache.counts.not_stored[str(error.reason)] += 1
+            worker = exchange.worker.url if exchange.worker else "none"
+            level = logging.DEBUG if error.reason in EXPECTED else logging.WARNING
+            log.log(level, "%r is not stored, worker %s: %s", exchange, worker, error)
+        except Exception:  # the client has its answer: a fault here must not break what has passed
+            self._cache.counts.not_stored[str(Unusable.FAULT)] += 1
+            log.exception("%r is not stored", exchange)
+
+    @hookimpl
+    def response_end(self, exchange: Exchange) -> None:
+        hold = exchange.state.pop(HOLD)
+        if hold is not None:
+            hold.release()
+
+
+def metric_lines(metrics: Mapping[str, tuple[str, str, int | Mapping[str, int]]]) -> str:
+    """Prometheus' text of metrics by name: kind, help, and a number or one for each reason."""
+    lines = []
+    for name, (kind, told, value) in metrics.items():
+        lines += [f"# HELP router_radix_cache_{name} {told}", f"# TYPE router_radix_cache_{name} {kind}"]
+        if isinstance(value, Mapping):
+            lines += [f'router_radix_cache_{name}{{reason="{why}"}} {count}' for why, count in value.items()]
+        else:
+            lines.append(f"router_radix_cache_{name} {value}")
+    return "\n".join(lines) + "\n"
