@@ -12,6 +12,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 import numpy as np
 import orjson
@@ -81,7 +82,8 @@ def _members(body: bytes, encoding: str) -> dict[str, NDArray[Any]]:
 
 
 def _name(path: Sequence[str | int]) -> str:
-    return ".".join(map(str, path)) or "array"
+    """The place of an array as one text, each key quoted so that no two places share one."""
+    return ".".join(quote(str(step), safe="").replace(".", "%2E") for step in path) or "array"
 
 
 def _taken_out(value: Any, path: Path, arrays: dict[Path, NDArray[Any]]) -> Any:
