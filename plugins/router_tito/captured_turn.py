@@ -78,6 +78,12 @@ class CapturedTurn:
     async def run(self, call_next: CallNext) -> None:
         """The whole turn; however it ends, the call is told, and nothing is raised."""
         try:
+            await self._call_worker(call_next)
+        finally:
+            self._capture.finished(self._session)
+
+    async def _call_worker(self, call_next: CallNext) -> None:
+        try:
             await self._render()
             for name, value in self._overrides.items():
                 self._exchange.request.set_key(name, value)
@@ -144,8 +150,9 @@ class CapturedTurn:
         """The worker is known: write the request in its dialect. Raises Reject."""
         worker = attempt.worker
         facts = await self._capture.detector.facts(worker)
-        if facts is None:
-            if self._settings.on_uncapturable == "fail":
+        if facts is None or facts.kind is None:
+            # One that does not answer will fail by itself, and may be tried elsewhere.
+            if facts is not None and self._settings.on_uncapturable == "fail":
                 raise self._uncapturable("unknown_worker")
             self._try = _Try(attempt, self._ask, None, None)
             return

@@ -58,7 +58,7 @@ class TitoSettings(PluginSettings):
     """Messages of all sessions above which the longest idle sessions are evicted."""
     max_bytes: int = Field(default=8 << 30, ge=1)
     """Bytes kept for all sessions above which the longest idle sessions are evicted."""
-    max_described_tokens: int = Field(default=1_000_000, ge=0)
+    max_described_tokens: int = Field(default=200_000, ge=0)
     """Most tokens that ``GET /sessions/{id}`` lists; above it the ids and logprobs are left out, and it says so."""
 
     @field_validator("mode")
