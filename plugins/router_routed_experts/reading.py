@@ -40,6 +40,7 @@ class AnswerReader:
         self._size = 0
         self._gathered = Gathered()
         self._fault: RowsError | None = None
+        self._has_begun = False  # an event was read, so that the answer's id is known
         self.bytes_fed = 0
 
     def feed(self, chunk: bytes) -> None:
@@ -81,7 +82,8 @@ class AnswerReader:
     @property
     def id(self) -> str | None:
         """The answer's id as far as it came."""
-        return self._gathered.id
+        rids = (choice.rid for choice in self._gathered.choices.values())
+        return self._gathered.id or next(rids, None)
 
     def _decoded(self, place: Place | None) -> Decoded | RowsError | None:
         if place is None or place.value_index is None:
@@ -98,7 +100,8 @@ class AnswerReader:
         self._pieces, self._size = [rest], len(rest)
         for event in events:
             data = b"".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
-            if data and data != b"[DONE]" and self._counts(data):
+            if data and data != b"[DONE]" and (not self._has_begun or self._counts(data)):
+                self._has_begun = True
                 self._absorb(data)
 
     def _counts(self, event: bytes) -> bool:

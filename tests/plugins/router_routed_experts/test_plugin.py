@@ -115,6 +115,8 @@ async def test_a_stream_of_vllm_has_no_experts_and_is_marked() -> None:
         shown = await router.ask("/v1/completions", prompt=PROMPT, stream=True, request_id="q1", model="scripted")
         assert b"token_ids" not in shown.body
         assert await router.reason("cmpl-q1") == "missing: routed experts were asked for and none came"
+        await router.ask("/v1/chat/completions", messages=MESSAGES, stream=True, request_id="q2", model="scripted")
+        assert await router.reason("chatcmpl-q2") == "missing: routed experts were asked for and none came"
 
 
 async def test_other_paths_errors_and_bodies_that_are_none_pass_as_they_are() -> None:

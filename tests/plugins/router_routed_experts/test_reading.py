@@ -123,6 +123,17 @@ def test_an_answer_that_names_nothing_has_one_part_without_experts() -> None:
     assert told(part) == ("fallback", None, None, False, None)
 
 
+def test_a_stream_is_known_by_its_first_event_also_where_it_breaks_off() -> None:
+    for target, event in (
+        (CHAT, {"id": "r", "choices": [{"index": 0, "delta": {"content": "x"}}]}),
+        (GENERATE, generate_answer(None, id="r", finish_reason=None)),
+    ):
+        reader = AnswerReader(target, is_stream=True, max_bytes=1000)
+        reader.feed(b"data: " + dumped(event) + b"\n\ndata: {")
+        assert reader.id == "r"
+        assert [part.key for part in reader.finish("fallback")] == ["r"]
+
+
 @pytest.mark.parametrize(
     ("body", "is_stream"), [(b'{"a":', False), (b"", False), (b'data: {"finish_reason":\n\n', True)]
 )
@@ -143,4 +154,4 @@ def test_what_is_kept_is_bounded_and_experts_are_not_counted() -> None:
 def test_a_long_stream_keeps_no_more_than_an_event() -> None:
     deltas = [{"id": "r", "choices": [{"index": 0, "delta": {"content": "x" * 500}}]} for _ in range(300)]
     [part] = parts_of(CHAT, events(*deltas), is_stream=True, size=777, max_bytes=2000)
-    assert told(part) == ("fallback", None, None, False, None)
+    assert told(part) == ("r", None, None, False, None)
