@@ -35,7 +35,6 @@ from router_session_affinity.wish import (
     WORKER,
     Pin,
     Wish,
-    pinned_is_out,
     pinned_workers,
     read_boolean,
     read_wish,
@@ -173,10 +172,12 @@ class SessionAffinity:
         if pin is None or not pin.is_hard:
             return None
         pinned = self._pinned(pin)
-        kept = [worker for worker in workers if worker in pinned]
-        if not kept:
-            raise pinned_is_out(pin, pinned)
-        return kept
+        for worker in workers:
+            if worker not in pinned:
+                exchange.leave_out(
+                    worker, f"the request is pinned to {pin}{'' if pinned else ', which is not registered'}"
+                )
+        return [worker for worker in workers if worker in pinned]
 
     @hookimpl
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:

@@ -127,3 +127,18 @@ async def test_a_soft_pin_is_retried_elsewhere_and_a_hard_one_is_not() -> None:
         assert (hard.status, hard.get("x-router-error")) == (502, "worker_unreachable")
         once = await exchange_once(pool.port, headers={**headers, "x-force-pin-once": "true"}, json={"text": "hi"})
         assert once.get("x-router-worker") == pool.workers[1].url
+
+
+async def test_a_hard_pin_waits_for_a_worker_that_is_out_for_now_and_a_soft_one_does_not() -> None:
+    async with AsyncExitStack() as stack:
+        pool = Pool(stack)
+        await pool.start(("weight_version", "session_affinity", "least_inflight"), count=2)
+        first, second = pool.workers
+        paused = await exchange_once(pool.port, target="/routing/pause", json={"worker_id": first.url})
+        assert paused.status == 200, paused.body
+        assert await pool.served_by("s", base_worker_id=first.url) == 1
+        waiting = asyncio.create_task(pool.served_by("s", base_worker_id=first.url, hard_pin="true"))
+        assert await pool.served_by("t", base_worker_id=second.url) == 1
+        assert not waiting.done()
+        await exchange_once(pool.port, target="/routing/resume", json={"worker_id": first.url})
+        assert await waiting == 0
