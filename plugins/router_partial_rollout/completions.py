@@ -104,6 +104,9 @@ class Completions:
         text = _choice(answer).get("text")
         return text if isinstance(text, str) else ""
 
+    def shows_partial(self, answer: Json) -> bool:
+        return "matched_stop" in _choice(answer)
+
     def set_text(self, answer: Json, text: str) -> None:
         _choice(answer)["text"] = text
 

@@ -104,6 +104,9 @@ class Generate:
         text = answer.get("text")
         return text if isinstance(text, str) else ""
 
+    def shows_partial(self, answer: Json) -> bool:
+        return True
+
     def set_text(self, answer: Json, text: str) -> None:
         answer["text"] = text
 

@@ -123,7 +123,7 @@ async def _answer(rollout: Rollout) -> Answer:
     answer = await rollout.dispatch()
     while answer.status == 200 and answer.error_code is None and rollout.wire is not None and _is_plain(answer):
         if is_stream(answer):
-            answer.chunks = stream(rollout, answer)
+            answer.chunks = stream(rollout, answer.chunks)
             return answer
         try:
             body = await answer.body()

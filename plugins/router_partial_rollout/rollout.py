@@ -24,7 +24,7 @@ from router_core import (
 )
 from router_partial_rollout.completions import Completions
 from router_partial_rollout.generate import Generate
-from router_partial_rollout.text import NO_CHARACTER, Texts, ids_of_text, without_stop
+from router_partial_rollout.text import NO_CHARACTER, Texts, ids_of_text, is_same_text, without_stop
 from router_partial_rollout.wire import Json, SegmentError, Span, Wire
 
 log = logging.getLogger(__name__)
@@ -82,6 +82,8 @@ class Rollout:
         self.hint: Worker | None = None
         """The last worker: it has the prefix in its cache."""
         self.dispatches = 0
+        self.segments = 0
+        """How many parts `take` was given."""
         self.is_stripped = False
         """Whether ids are in the answer that the client did not ask for."""
         self.is_changed = False
@@ -104,7 +106,10 @@ class Rollout:
         wire = WIRES.get(attempt.request.path.decode("latin-1"))
         if self.whole is None:
             self.wire = wire
-            await self._prepare_first(attempt)
+        if wire is not None and wire.flags:
+            await self._ask_for_ids(attempt, wire)
+        if self.whole is None:
+            pass
         elif wire is not self.wire or wire is None:
             raise Reject(502, "segment_mismatch", f"the rest would be asked for in another way at {attempt.worker.url}")
         else:
@@ -119,11 +124,9 @@ class Rollout:
         self._attempt = attempt
         attempt.before_send(lambda: self._at_send(attempt.worker))
 
-    async def _prepare_first(self, attempt: Attempt) -> None:
-        if self.wire is None or not self.wire.flags:
-            return
+    async def _ask_for_ids(self, attempt: Attempt, wire: Wire) -> None:
         body = await attempt.request.body()
-        for key, value in self.wire.flags.items():
+        for key, value in wire.flags.items():
             self.is_stripped = f'"{key}"'.encode() not in body
             if self.is_stripped:
                 attempt.request.set_key(key, value)
@@ -276,6 +279,7 @@ class Rollout:
         if self.whole is not None or self.body:
             wire.check_logprobs(self.body, part)
         self.last_part = part
+        self.segments += 1
         before = self.ids
         self._segments += [(self._attempt.worker.url, span.moved(len(before))) for span in self._spans(part, len(ids))]
         self.whole = part if self.whole is None else self.joined(part)
@@ -339,7 +343,8 @@ class Rollout:
         if text is None:
             return None
         text = without_stop(wire, self.body, text, finish)
-        return text.rstrip(NO_CHARACTER) if isinstance(wire, Completions) else text
+        text = text if wire.shows_partial(answer) else text.rstrip(NO_CHARACTER)
+        return text if is_same_text(text, wire.text(answer)) else None
 
     async def finished(self) -> Json:
         """The whole answer, ready for the client."""

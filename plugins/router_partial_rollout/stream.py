@@ -10,7 +10,7 @@ import orjson
 from router_core import Answer, EventSplitter, Reject, WorkerFault, event_data
 from router_partial_rollout.completions import head_of, joined_logprobs, joined_usage, offset_after
 from router_partial_rollout.rollout import Rollout, read_part
-from router_partial_rollout.text import NO_CHARACTER
+from router_partial_rollout.text import NO_CHARACTER, is_same_text
 from router_partial_rollout.wire import Finish, Json, SegmentError, Wire
 
 EVENT_STREAM = "text/event-stream"
@@ -44,10 +44,9 @@ class Reader(Protocol):
         ...
 
 
-async def stream(rollout: Rollout, answer: Answer) -> AsyncIterator[bytes]:
-    """What the client gets for this answer and those that continue it."""
+async def stream(rollout: Rollout, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """What the client gets for this answer's chunks and those that continue it."""
     reader = reader_of(rollout)
-    chunks = answer.chunks
     try:
         while True:
             events = _events(chunks)
@@ -136,13 +135,14 @@ class _SeamText:
     def begin(self) -> None:
         self._base, self._skip = None, 0
 
-    async def grown(self, before: str, ids: list[int], part_text: str) -> str:
+    async def grown(self, before: str, ids: list[int], part_ids: list[int], part_text: str) -> str:
         """All text: ``ids`` are those of all segments; ``part_text`` is the newest segment's by its worker."""
         if self._base is None:
             whole = await self._rollout.decode(ids)
-            if whole is None:
-                self._base = before
-            elif whole.endswith(NO_CHARACTER):
+            if whole is None or not is_same_text(whole, before + part_text):
+                self._base = before.rstrip(NO_CHARACTER)
+            elif whole.endswith(NO_CHARACTER) or ((await self._rollout.decode(part_ids)) or "").endswith(NO_CHARACTER):
+                # either a character is not whole yet, or the worker waits for what it takes for one
                 return self._show(whole.rstrip(NO_CHARACTER))
             else:
                 self._base, self._skip = whole, len(part_text)
@@ -203,8 +203,11 @@ class GenerateReader:
             return _event(await rollout.finished())
         before = wire.text(rollout.whole or {})
         joined = rollout.joined(part, is_growing=True)
-        wire.set_text(joined, await self._text.grown(before, wire.ids(joined) or [], wire.text(part)))
+        wire.set_text(joined, await self._text.grown(before, *self._ids(joined, part), wire.text(part)))
         return _event(joined)
+
+    def _ids(self, joined: Json, part: Json) -> tuple[list[int], list[int]]:
+        return self._wire.ids(joined) or [], self._wire.ids(part) or []
 
     async def final(self) -> bytes:
         self.is_aborted = False
@@ -224,6 +227,9 @@ class CompletionReader:
         self.is_aborted = False
         self._rollout, self._wire = rollout, wire
         self._held: tuple[bytes, Json] = (b"", {})
+        """The event that said abort, as it came."""
+        self._kept = b""
+        """What the client gets of it where it is no end."""
         self._text = _SeamText(rollout)
 
     def begin(self) -> None:
@@ -242,6 +248,7 @@ class CompletionReader:
         self._add(chunk, choice)
         if self._wire.finish(chunk).is_abort:
             self.is_aborted, self._held = True, (event, chunk)
+            self._kept = await self._without_abort(chunk, choice)
             return b""
         if self._rollout.whole is None:
             self._text.shown += choice.get("text") or ""
@@ -264,31 +271,34 @@ class CompletionReader:
             for key in ("finish_reason", "stop_reason", "matched_stop"):
                 if choice.get(key) is not None:
                     part[key] = choice[key]
-        prompt, made = part.get("prompt_token_ids"), part.get("token_ids") or []
-        self.part["usage"] = {"completion_tokens": len(made)}
+        prompt, made = part.get("prompt_token_ids"), part.get("token_ids")
+        self.part["usage"] = {} if made is None else {"completion_tokens": len(made)}
         if prompt is not None:
-            self.part["usage"] |= {"prompt_tokens": len(prompt)}
+            self.part["usage"]["prompt_tokens"] = len(prompt)
 
     def kept(self) -> bytes:
-        """What came with the abort, without the abort. A part of a character waits for the rest of it."""
-        event, chunk = self._held
-        if not event:
-            return b""
-        self._held = (b"", {})
-        choice = chunk["choices"][0]
-        text = (choice.get("text") or "").rstrip(NO_CHARACTER)
-        self._text.shown += text
-        if not text and not choice.get("token_ids"):
-            return b""
+        if self._rollout.segments == 1:
+            self._text.shown = self._wire.text(self._rollout.whole or {}).rstrip(NO_CHARACTER)
+        kept, self._kept, self._held = self._kept, b"", (b"", {})
+        return kept
+
+    async def _without_abort(self, chunk: Json, choice: Json) -> bytes:
+        """What came with the abort. A part of a character waits for the rest of it."""
         ended = dict.fromkeys(key for key in ("finish_reason", "stop_reason", "matched_stop") if key in choice)
-        return _event(self._stripped({**chunk, "choices": [{**choice, **ended, "text": text}]}))
+        choice = {**choice, **ended}
+        if self._rollout.whole is not None:
+            moved = await self._moved(chunk, choice)
+        else:
+            moved = self._stripped({**chunk, "choices": [{**choice, "text": _whole_characters(choice)}]})
+        told = moved["choices"][0]
+        return _event(moved) if told.get("text") or told.get("token_ids") or told.get("logprobs") else b""
 
     async def _moved(self, chunk: Json, choice: Json) -> Json:
         """An event of a later segment as one of the first one's stream."""
         rollout, wire, part = self._rollout, self._wire, self.part or {}
         whole = rollout.whole or {}
         first = whole["choices"][0]
-        moved = {**chunk, **head_of(whole)}
+        moved = dict(chunk)
         choice = {**choice}
         if "prompt_token_ids" in choice:
             choice["prompt_token_ids"] = None
@@ -302,17 +312,16 @@ class CompletionReader:
             text = wire.text(await rollout.finished())
             moved["metadata"] = (rollout.whole or {}).get("metadata")
         else:
-            ids = [*rollout.ids, *(wire.ids(part) or ())]
-            text = await self._text.grown(wire.text(whole), ids, wire.text(part))
+            part_ids = wire.ids(part) or []
+            text = await self._text.grown(wire.text(whole), [*rollout.ids, *part_ids], part_ids, wire.text(part))
         choice["text"] = text[len(shown) :]
         moved["choices"] = [choice]
         return self._stripped(self._counted(moved))
 
     def _counted(self, chunk: Json) -> Json:
-        usage = chunk.get("usage")
+        usage, whole = chunk.get("usage"), self._rollout.whole or {}
         if not isinstance(usage, dict):
-            return chunk
-        whole = self._rollout.whole or {}
+            return {**chunk, **head_of(whole)}
         told: Json = whole.get("usage") or {}
         is_over = self.part is not None and self._rollout.last_part is self.part
         usage = {**usage, **told} if is_over else joined_usage(told, usage)
@@ -329,20 +338,26 @@ class CompletionReader:
 
     async def final(self) -> bytes:
         self.is_aborted = False
-        event, chunk = self._held
-        self._held = (b"", {})
         rollout = self._rollout
+        (event, chunk), kept = self._held, self._kept
+        self._held, self._kept = (b"", {}), b""
         if rollout.whole is None:
             if rollout.is_changed:
                 chunk["choices"][0]["finish_reason"] = (self.part or chunk)["choices"][0]["finish_reason"]
                 return _event(self._stripped(chunk))
             return _event(self._stripped(chunk)) if self._is_told(chunk["choices"][0]) else event
-        if event:
-            return _event(await self._moved(chunk, chunk["choices"][0]))
+        if self.part is not None and self.part is not rollout.last_part:
+            rollout.take(self.part)
         whole = await rollout.finished()
-        choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "abort"}
-        kind = {"object": whole.get("object")}
-        return _event({**head_of(whole), **kind, "choices": [choice], "metadata": whole.get("metadata")})
+        told = whole["choices"][0]
+        ended = {key: told[key] for key in ("finish_reason", "stop_reason", "matched_stop") if key in told}
+        choice = {"index": 0, "text": self._wire.text(whole)[len(self._text.shown) :], "logprobs": None, **ended}
+        head = {**head_of(whole), "object": whole.get("object")}
+        return kept + _event({**head, "choices": [choice], "metadata": whole.get("metadata")})
+
+
+def _whole_characters(choice: Json) -> str:
+    return (choice.get("text") or "").rstrip(NO_CHARACTER)
 
 
 STRIPPED = frozenset(("token_ids", "prompt_token_ids"))

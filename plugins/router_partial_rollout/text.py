@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,3 +81,16 @@ def without_stop(wire: Wire, body: Json, text: str, finish: Finish) -> str:
     if not isinstance(finish.matched, str) or (at := text.find(finish.matched)) < 0:
         return text
     return text[: at + (len(finish.matched) if wire.keeps_stop(body) else 0)]
+
+
+def is_same_text(decoded: str, parts: str) -> bool:
+    """Whether a decoded text is the workers' own texts in a row, but for characters that were split between two.
+
+    It is not where the decoder shows what workers hide, such as control tokens. What was split is no ASCII, and a space
+    at the beginning of a text may have been dropped.
+    """
+    more, less = Counter(decoded), Counter(parts)
+    more.subtract(less)
+    return all(
+        count <= 0 if character.isascii() and character != " " else True for character, count in more.items()
+    ) and all(count >= 0 or character == NO_CHARACTER for character, count in more.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 from collections.abc import AsyncIterator
@@ -19,6 +20,8 @@ from router_core.testing.router import RunningRouter, running_router
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 ENABLED = ["engine_control", "partial_rollout", "weight_version", "least_inflight"]
+WITH_TOKENIZER = ["hf_tokenizer", *ENABLED]
+TIRELESS = {"when": "always", "max_dispatches": 1000, "max_idle_dispatches": 1000}
 ROW = (4, 2)
 """Layers and top_k of the reference engine's model."""
 
@@ -38,7 +41,11 @@ async def pool(
             running_router(
                 [engine.url for engine in engines],
                 enabled=enabled or ENABLED,
-                plugins={"partial_rollout": settings, "weight_version": {"version_path": ""}},
+                plugins={
+                    "partial_rollout": settings,
+                    "weight_version": {"version_path": ""},
+                    "hf_tokenizer": {"path": str(engines[0].engine.tokenizer.directory)},
+                },
             )
         )
         yield router, engines
@@ -94,7 +101,7 @@ async def aborting(engines: list[Any], over: asyncio.Event, draw: random.Random)
 
 async def test_a_joined_answer_is_the_uninterrupted_one() -> None:
     draw = random.Random(1)
-    async with pool(when="always", max_dispatches=1000, max_idle_dispatches=1000) as (router, engines):
+    async with pool(**TIRELESS) as (router, engines):
         asks = [generate(seed, draw.randrange(1, 60)) for seed in range(40)]
         told = [await exchange_once(router.port, json=ask) for ask in asks]
         whole = [answer.json() for answer in told]
@@ -129,3 +136,109 @@ def check(ask: dict[str, Any], answer: dict[str, Any], expected: dict[str, Any])
         ends = [0, *(segment["end"] for segment in meta["segments"])]
         assert [segment["start"] for segment in meta["segments"]] == ends[:-1]
         assert ends[-1] == len(answer["output_ids"])
+
+
+async def test_a_joined_stream_is_the_uninterrupted_one() -> None:
+    draw = random.Random(2)
+    async with pool(**TIRELESS) as (router, engines):
+        asks = [generate(seed, draw.randrange(1, 60), stream=True) for seed in range(30)]
+        whole = [events(await exchange_once(router.port, json=ask))[-1] for ask in asks]
+        over = asyncio.Event()
+        aborts = asyncio.create_task(aborting(engines, over, draw))
+        answers = await asyncio.gather(*(exchange_once(router.port, json=ask) for ask in asks))
+        over.set()
+        assert await aborts > 0
+    joined = 0
+    for ask, raw, expected in zip(asks, answers, whole, strict=True):
+        told = events(raw)
+        check(ask, told[-1], expected)
+        joined += len(told[-1]["meta_info"].get("segments", [])) > 1
+        for earlier, later in zip(told, told[1:], strict=False):
+            assert later["text"].startswith(earlier["text"].rstrip("\ufffd"))
+            assert later["output_ids"][: len(earlier["output_ids"])] == earlier["output_ids"]
+            assert earlier["meta_info"]["finish_reason"] is None
+            assert earlier["meta_info"]["completion_tokens"] == len(earlier["output_ids"])
+            assert earlier["meta_info"]["prompt_tokens"] == len(ask["input_ids"])
+    assert joined > 5
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+async def test_a_joined_completion_is_the_uninterrupted_one(dialect: str) -> None:
+    draw = random.Random(3)
+    async with pool(dialect=dialect, enabled=WITH_TOKENIZER, **TIRELESS) as (router, engines):
+        asks = [completion(seed, draw.randrange(1, 60)) for seed in range(30)]
+        whole = [(await complete(router, ask)).json() for ask in asks]
+        over = asyncio.Event()
+        aborts = asyncio.create_task(aborting(engines, over, draw))
+        answers = await asyncio.gather(*(complete(router, ask) for ask in asks))
+        over.set()
+        assert await aborts > 0
+    joined = 0
+    for raw, expected in zip(answers, whole, strict=True):
+        answer = raw.json()
+        choice, due = answer["choices"][0], expected["choices"][0]
+        for key in ("token_ids", "text", "finish_reason", "prompt_token_ids"):
+            assert choice[key] == due[key]
+        for key in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            assert answer["usage"][key] == expected["usage"][key]
+        logprobs, wanted = choice["logprobs"], due["logprobs"]
+        assert logprobs["tokens"] == wanted["tokens"]
+        assert logprobs["text_offset"] == wanted["text_offset"]
+        assert logprobs["token_logprobs"] == pytest.approx(wanted["token_logprobs"], abs=1e-4)
+        if dialect == "vllm":
+            experts = np.load(io.BytesIO(pybase64.b64decode(choice["routed_experts"])))
+            assert experts.shape == (len(choice["prompt_token_ids"]) + len(choice["token_ids"]) - 1, *ROW)
+        joined += len((answer.get("metadata") or {}).get("segments", [])) > 1
+    assert joined > 5
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+@pytest.mark.parametrize("asks_ids", [True, False])
+async def test_a_joined_stream_of_a_completion_is_the_uninterrupted_one(dialect: str, asks_ids: bool) -> None:
+    draw = random.Random(4)
+    more: dict[str, Any] = {"stream_options": {"include_usage": True}}
+    async with pool(dialect=dialect, enabled=WITH_TOKENIZER, **TIRELESS) as (router, engines):
+        asks = [completion(seed, draw.randrange(1, 60), stream=True, **more) for seed in range(20)]
+        if not asks_ids:
+            asks = [{key: value for key, value in ask.items() if key != "return_token_ids"} for ask in asks]
+        whole = [of_deltas(events(await complete(router, ask))) for ask in asks]
+        over = asyncio.Event()
+        aborts = asyncio.create_task(aborting(engines, over, draw))
+        answers = await asyncio.gather(*(complete(router, ask) for ask in asks))
+        over.set()
+        assert await aborts > 0
+    joined = 0
+    for raw, expected in zip(answers, whole, strict=True):
+        told = of_deltas(events(raw))
+        segments = told.pop("segments")
+        joined += len(segments) > 1
+        expected.pop("segments")
+        assert told.pop("logprobs") == pytest.approx(expected.pop("logprobs"), abs=1e-4)
+        assert told == expected
+        assert bool(told["token_ids"]) is asks_ids
+    assert joined > 3
+
+
+async def complete(router: RunningRouter, ask: dict[str, Any]) -> RawAnswer:
+    return await exchange_once(router.port, target="/v1/completions", json=ask)
+
+
+def of_deltas(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """A streamed completion as one."""
+    assert len({event["id"] for event in told}) == 1
+    choices = [event["choices"][0] for event in told if event["choices"]]
+    logprobs = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+    usage = told[-1]["usage"]
+    segments = [event["metadata"]["segments"] for event in told if (event.get("metadata") or {}).get("segments")]
+    assert all(choice.get("finish_reason") is None for choice in choices[:-1])
+    return {
+        "text": "".join(choice["text"] for choice in choices),
+        "token_ids": [token for choice in choices for token in choice.get("token_ids") or ()],
+        "prompt_token_ids": [choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids")],
+        "finish_reason": choices[-1]["finish_reason"],
+        "tokens": [token for each in logprobs for token in each["tokens"]],
+        "offsets": [at for each in logprobs for at in each["text_offset"]],
+        "logprobs": [value for each in logprobs for value in each["token_logprobs"]],
+        "usage": {key: usage[key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")},
+        "segments": segments[0] if segments else [],
+    }
