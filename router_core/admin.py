@@ -19,7 +19,7 @@ from router_core.plans import Plans
 from router_core.sessions import CORE_KEYS, SessionTable
 from router_core.settings import RouterSettings
 from router_core.tasks import Tasks
-from router_core.types import Session, Worker
+from router_core.types import Session, Worker, WorkerState
 from router_core.urls import rank_urls
 from router_core.workers import WorkerTable
 
@@ -110,7 +110,8 @@ class WorkerRoutes:
         for item in body:
             wanted += _per_rank(_checked_fields({"url": item} if isinstance(item, str) else item))
         self._workers.check_urls([fields["url"] for fields in wanted])  # all or nothing
-        before = {worker: worker.is_ready for worker in self._workers}
+        stays = (WorkerState.READY, WorkerState.STARTING)
+        before = {worker: worker.state in stays for worker in self._workers}
         kept: list[Worker] = []
         added: list[str] = []
         for fields in wanted:

@@ -56,6 +56,9 @@ class EngineControl:
         """Seconds until the next worker is asked what it serves."""
         metrics_timeout_s: float = Field(default=5.0, gt=0)
         """Seconds a worker gets to show its metrics."""
+        window_ttl_s: float = Field(default=3600.0, gt=0)
+        """Seconds after which a pause by a verb that nobody ended counts as over: what a worker then aborts unasked
+        is its own fault again. Others see it in ``worker.windows``."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -66,6 +69,7 @@ class EngineControl:
             out_timeout_s=settings.out_timeout_s,
             info_timeout_s=settings.info_timeout_s,
             metrics_timeout_s=settings.metrics_timeout_s,
+            window_ttl_s=settings.window_ttl_s,
         )
         self._router: Router
 

@@ -17,9 +17,12 @@ from router_engine_control.verbs import (
     ANY_WORKER,
     VERBS,
     empties_cache,
+    ended_pause,
     new_weight_version,
+    pauses,
     read_abort,
     read_object,
+    updates_weights,
 )
 
 NOT_PASSED = frozenset(
@@ -54,10 +57,12 @@ class ControlRoutes:
         out_timeout_s: float,
         info_timeout_s: float,
         metrics_timeout_s: float,
+        window_ttl_s: float,
     ) -> None:
         self._rids = rids
         self._timeout_s, self._out_timeout_s = timeout_s, out_timeout_s
         self._info_timeout_s, self._metrics_timeout_s = info_timeout_s, metrics_timeout_s
+        self._window_ttl_s = window_ttl_s
         self._router: Router
         self._asked = 0
 
@@ -76,9 +81,27 @@ class ControlRoutes:
     # ------------------------------------------------------------------------------------------------------------ verbs
     async def to_all(self, request: Request) -> Response:
         call = await self._read(request)
-        results = await self._ask(self._router.workers, call)
-        self._note(request.url.path, call, [result.worker for result in results if result.is_ok])
+        workers, path = list(self._router.workers), request.url.path
+        self._open_windows(path, workers)
+        try:
+            results = await self._ask(workers, call)
+        finally:
+            self._close_windows(path, workers)
+        self._note(path, call, [result.worker for result in results if result.is_ok])
         return _told(results)
+
+    def _open_windows(self, path: str, workers: Iterable[Worker]) -> None:
+        """From now on these workers may abort what they run: a pause until it is ended, an update while it runs."""
+        if pauses(path) or updates_weights(path):
+            until = self._router.clock.now() + self._window_ttl_s
+            for worker in workers:
+                worker.windows.open(path, until)
+
+    def _close_windows(self, path: str, workers: Iterable[Worker]) -> None:
+        ended = path if updates_weights(path) else ended_pause(path)
+        if ended is not None:
+            for worker in workers:
+                worker.windows.close(ended, self._router.clock.now())
 
     def _note(self, path: str, call: Call, workers: Iterable[Worker]) -> None:
         """What a verb that succeeded at these workers changed there: their weights, or their prefix caches."""
@@ -113,7 +136,7 @@ class ControlRoutes:
         workers = dict.fromkeys(self._router.workers)
         for exchange in self._router.exchanges:
             if any(attempt.request_sent for attempt in exchange.attempts):
-                exchange.abort_was_asked = True
+                exchange.ask_abort()
                 workers.update(dict.fromkeys(_owners(exchange)))
         return _told(await self._ask(workers, call))
 
@@ -122,7 +145,7 @@ class ControlRoutes:
         workers = dict.fromkeys(others)
         held = 0
         for exchange in meant:
-            exchange.abort_was_asked = True
+            exchange.ask_abort()
             owners = _owners(exchange)
             workers.update(dict.fromkeys(owners))
             if not owners and all(attempt.status is None for attempt in exchange.attempts):

@@ -45,8 +45,31 @@ VERBS = (
 ANY_WORKER = ("/get_model_info", "/model_info", "/get_server_info", "/server_info", "/v1/models")
 """Paths that one ready worker answers for all."""
 
+_PAUSES = {
+    "/pause_generation": "/continue_generation",
+    "/pause": "/resume",
+    "/sleep": "/wake_up",
+    "/release_memory_occupation": "/resume_memory_occupation",
+}
+"""Verb -> the one that ends it: between the two a worker may abort what it runs."""
+_ENDS = {end: begin for begin, end in _PAUSES.items()}
 _EMPTIES_CACHE = frozenset(("/flush_cache", "/reset_prefix_cache", "/sleep", "/release_memory_occupation"))
 _VERSION_KEYS = {"/update_weight_version": "new_version"}
+
+
+def pauses(path: str) -> bool:
+    """Whether a worker is paused once this verb came, until another one ends it."""
+    return path in _PAUSES
+
+
+def ended_pause(path: str) -> str | None:
+    """The verb whose pause this one ends."""
+    return _ENDS.get(path)
+
+
+def updates_weights(path: str) -> bool:
+    """Whether a worker's weights, or their version, change while it runs this verb."""
+    return path.startswith(("/update_weight", "/start_weight_update", "/finish_weight_update"))
 
 
 def empties_cache(path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from router_core import Attempt, Router, Worker
 from router_weight_version.pause import Pauses
@@ -36,6 +36,8 @@ class Dispatch:
         """Stops dispatch to these workers, or with none given to all, until a clock time; returns the new epoch."""
         for target in workers or (None,):
             self.pauses.pause(target, until)
+            for worker in self._covered(target):
+                worker.windows.open(_window(target), until)
         self._is_leased.set()
         log.info("dispatch to %s is paused", _names(workers))
         return self.pauses.epoch
@@ -43,6 +45,8 @@ class Dispatch:
     def resume(self, workers: Sequence[Worker]) -> bool:
         """Ends a pause; whether there was one."""
         ended = [self.pauses.resume(target) for target in workers or (None,)]
+        for target in workers or (None,):
+            self._close_windows(target)
         self._let_go()
         if any(ended):
             log.info("dispatch to %s goes on", _names(workers))
@@ -61,6 +65,17 @@ class Dispatch:
         except TimeoutError:
             pass
         return sum(not attempt.is_handed_over for attempt in on_the_way)
+
+    def _covered(self, target: Worker | None) -> Iterable[Worker]:
+        """The workers that a pause is for; those that come later have nothing yet that they could abort."""
+        if target is not None:
+            return (target,)
+        return () if self._router is None else list(self._router.workers)
+
+    def _close_windows(self, target: Worker | None) -> None:
+        if self._router is not None:
+            for worker in self._covered(target):
+                worker.windows.close(_window(target), self._router.clock.now())
 
     def _let_go(self) -> None:
         if self._router is not None:
@@ -82,8 +97,13 @@ class Dispatch:
                 for target in self.pauses.expire(router.clock.now()):
                     self.leases_ended += 1
                     named = target.url if isinstance(target, Worker) else "all workers"
+                    self._close_windows(target if isinstance(target, Worker) else None)
                     log.warning("the pause of dispatch to %s ends by itself: nobody resumed it in time", named)
                     self._let_go()
+
+
+def _window(target: Worker | None) -> str:
+    return "pause of dispatch" if target is None else "pause of dispatch to it"
 
 
 def _names(workers: Sequence[Worker]) -> str:

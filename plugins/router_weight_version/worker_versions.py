@@ -48,13 +48,11 @@ class WorkerVersions:
             return
         known = worker.state_of.get(GENERATION, worker.generation)
         worker.state_of[GENERATION] = worker.generation
-        if new is not WorkerState.READY:
-            return
         if known != worker.generation:
             self._unconfirmed.pop(worker, None)
             came_back = worker.weight_version_at == 0.0
         else:
-            came_back = old is WorkerState.QUARANTINED
+            came_back = old is WorkerState.QUARANTINED and new in (WorkerState.STARTING, WorkerState.READY)
         if came_back and self._confirm_recovered and parse_version(worker.weight_version) is not None:
             self._unconfirmed[worker] = worker.weight_version_at
         self.ask_soon(worker)

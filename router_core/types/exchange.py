@@ -99,6 +99,7 @@ class Exchange:
 
     __slots__ = (
         "_interrupt",
+        "_on_abort",
         "_pending",
         "_services",
         "abort_was_asked",
@@ -165,6 +166,7 @@ class Exchange:
         """What `outlive_client` started."""
         self._services: ExchangeServices | None = None
         self._interrupt: Callable[[], object] | None = None
+        self._on_abort: Callable[[], object] | None = None
         self._pending: RouterError | None = None
 
     @property
@@ -210,6 +212,16 @@ class Exchange:
             raise RuntimeError("one work of this exchange outlives its client already")
         self.outliving = asyncio.create_task(work, name=f"outlives the client of {self.id}")
         return self.outliving
+
+    def ask_abort(self) -> None:
+        """Somebody asked through the router to abort it at its worker; see `abort_was_asked`."""
+        self.abort_was_asked = True
+        if self._on_abort is not None:
+            self._on_abort()
+
+    def on_abort(self, call: Callable[[], object] | None) -> None:
+        """What to call when an abort is asked for; the newest one holds. For who keeps it between two attempts."""
+        self._on_abort = call
 
     def interrupt(self, why: RouterError) -> None:
         """Stops the exchange wherever it is. The first reason stands; a Reject before the head has left is answered."""

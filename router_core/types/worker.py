@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -20,6 +21,30 @@ class WorkerState(StrEnum):
     """Leaving: the running requests finish, then it is gone."""
     REMOVED = "removed"
     """Gone; a worker registered later on the same URL is another object."""
+
+
+class Windows:
+    """Spans of clock time (s), each held open by who gave it its name; one that nobody closes ends by itself."""
+
+    __slots__ = ("_closed_at", "_open")
+
+    def __init__(self) -> None:
+        self._open: dict[str, float] = {}
+        self._closed_at = -math.inf
+
+    def open(self, name: str, until: float = math.inf) -> None:
+        """Opens a window, or moves the end of one with this name."""
+        self._open[name] = until
+
+    def close(self, name: str, now: float) -> None:
+        """Closes a window; one that is not open is no fault."""
+        until = self._open.pop(name, None)
+        if until is not None:
+            self._closed_at = max(self._closed_at, min(until, now))
+
+    def were_open(self, since: float) -> bool:
+        """Whether one was open at any moment from ``since`` until now."""
+        return self._closed_at >= since or any(until >= since for until in self._open.values())
 
 
 class Worker:
@@ -53,6 +78,7 @@ class Worker:
         "url",
         "weight_version",
         "weight_version_at",
+        "windows",
         "worker_type",
     )
 
@@ -85,6 +111,8 @@ class Worker:
         was registered (again)."""
         self.pending_weight_version: str | None = None
         """The version it will have after a sync that is under way; None without one. A stated version ends it."""
+        self.windows = Windows()
+        """The pauses and weight updates during which it may abort what it runs, though nobody asked for that."""
         self.stats: dict[str, float] = {}
         """The newest statistics that were pushed for it by ``POST /workers/update_stats``."""
         self.stats_at = 0.0

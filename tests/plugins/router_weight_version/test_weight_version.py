@@ -448,6 +448,23 @@ async def test_a_worker_registered_again_without_a_version_must_say_it() -> None
         assert (await waiting).get("x-router-weight-version") == "3"
 
 
+@pytest.mark.parametrize("enabled", [("health", "weight_version"), ("weight_version", "health")])
+async def test_a_restarted_worker_must_say_its_version_also_while_health_watches_it(enabled: tuple[str, str]) -> None:
+    async with (
+        scripted(1) as (worker,),
+        running_router([worker.url], enabled=[*enabled, "least_inflight"], plugins={"weight_version": QUIET}) as router,
+    ):
+        await until(lambda: known(router, worker).is_ready)
+        await state(router, worker, "7")
+        assert (await generate(router, 7)).status == 200
+        await call(router, "POST", f"/add_worker?url={worker.url}")
+        await until(lambda: known(router, worker).is_ready)
+        waiting = asyncio.create_task(generate(router))
+        await held(router, 1)
+        await state(router, worker, "6")
+        assert (await waiting).get("x-router-weight-version") == "6"
+
+
 async def test_a_worker_without_a_known_version_comes_back_as_before() -> None:
     async with pool("default") as (router, workers):
         quarantine(router, workers[0])
