@@ -143,12 +143,14 @@ class _SeamText:
                 self._base = before.rstrip(NO_CHARACTER)
             elif whole.endswith(NO_CHARACTER) or ((await self._rollout.decode(part_ids)) or "").endswith(NO_CHARACTER):
                 # either a character is not whole yet, or the worker waits for what it takes for one
-                return self._show(whole.rstrip(NO_CHARACTER))
+                return self._show(whole)
             else:
                 self._base, self._skip = whole, len(part_text)
         return self._show(self._base + part_text[self._skip :])
 
     def _show(self, text: str) -> str:
+        """Nothing that was shown is taken back, and what may become a character waits."""
+        text = text.rstrip(NO_CHARACTER)
         self.shown = text if len(text) > len(self.shown) else self.shown
         return self.shown
 
