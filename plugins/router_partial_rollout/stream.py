@@ -270,7 +270,7 @@ class CompletionReader:
             if choice.get("logprobs") is not None:
                 # offsets of one stream go on by themselves
                 part["logprobs"] = _appended(part.get("logprobs"), choice["logprobs"])
-            for key in ("finish_reason", "stop_reason", "matched_stop"):
+            for key in ENDS:
                 if choice.get(key) is not None:
                     part[key] = choice[key]
         prompt, made = part.get("prompt_token_ids"), part.get("token_ids")
@@ -286,8 +286,7 @@ class CompletionReader:
 
     async def _without_abort(self, chunk: Json, choice: Json) -> bytes:
         """What came with the abort. A part of a character waits for the rest of it."""
-        ended = dict.fromkeys(key for key in ("finish_reason", "stop_reason", "matched_stop") if key in choice)
-        choice = {**choice, **ended}
+        choice = {key: None if key in ENDS else value for key, value in choice.items()}
         if self._rollout.whole is not None:
             moved = await self._moved(chunk, choice)
         else:
@@ -352,7 +351,7 @@ class CompletionReader:
             rollout.take(self.part)
         whole = await rollout.finished()
         told = whole["choices"][0]
-        ended = {key: told[key] for key in ("finish_reason", "stop_reason", "matched_stop") if key in told}
+        ended = {key: told[key] for key in ENDS if key in told}
         choice = {"index": 0, "text": self._wire.text(whole)[len(self._text.shown) :], "logprobs": None, **ended}
         head = {**head_of(whole), "object": whole.get("object")}
         return kept + _event({**head, "choices": [choice], "metadata": whole.get("metadata")})
@@ -362,6 +361,7 @@ def _whole_characters(choice: Json) -> str:
     return (choice.get("text") or "").rstrip(NO_CHARACTER)
 
 
+ENDS = ("finish_reason", "stop_reason", "matched_stop")
 STRIPPED = frozenset(("token_ids", "prompt_token_ids"))
 
 
