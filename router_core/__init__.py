@@ -3,6 +3,9 @@
 These are the public names: a plugin imports from here and from nowhere below.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from router_core.bodies import checked_version, read_json
 from router_core.clock import Clock
 from router_core.control import ControlAnswer, ControlClient
@@ -47,6 +50,9 @@ from router_core.types import (
 )
 from router_core.worker_updates import update_workers
 
+if TYPE_CHECKING:
+    from router_core.in_process import RunningRouter, serving
+
 __all__ = [
     "API_VERSION",
     "ROUTED_EXPERTS",
@@ -81,6 +87,7 @@ __all__ = [
     "RoutedExperts",
     "Router",
     "RouterError",
+    "RunningRouter",
     "Scores",
     "Session",
     "Sink",
@@ -98,6 +105,14 @@ __all__ = [
     "keep_nothing",
     "per_exchange",
     "read_json",
+    "serving",
     "update_workers",
     "without_members",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The server behind ``serving`` is loaded by whoever asks for it, and by nobody else."""
+    if name in ("RunningRouter", "serving"):
+        return getattr(import_module("router_core.in_process"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

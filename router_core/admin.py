@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -18,7 +19,7 @@ from router_core.plans import Plans
 from router_core.sessions import CORE_KEYS, SessionTable
 from router_core.settings import RouterSettings
 from router_core.tasks import Tasks
-from router_core.types import Session, Worker
+from router_core.types import Session, Worker, WorkerState
 from router_core.urls import rank_urls
 from router_core.workers import WorkerTable
 
@@ -109,7 +110,8 @@ class WorkerRoutes:
         for item in body:
             wanted += _per_rank(_checked_fields({"url": item} if isinstance(item, str) else item))
         self._workers.check_urls([fields["url"] for fields in wanted])  # all or nothing
-        before = {worker: worker.is_ready for worker in self._workers}
+        stays = (WorkerState.READY, WorkerState.STARTING)
+        before = {worker: worker.state in stays for worker in self._workers}
         kept: list[Worker] = []
         added: list[str] = []
         for fields in wanted:
@@ -307,7 +309,8 @@ class SessionRoutes:
     async def show(self, request: Request) -> Response:
         session = self._sessions.require(request.path_params["session_id"])
         plan = self._plans.of(session.profile, None)
-        return JSONResponse({**plan.describe_session(session), **_brief(session)})
+        told = {**plan.describe_session(session), **_brief(session)}
+        return Response(orjson.dumps(told), media_type="application/json")  # plugins may tell a lot
 
     async def close(self, request: Request) -> Response:
         session = self._sessions.require(request.path_params["session_id"])

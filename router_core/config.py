@@ -182,7 +182,8 @@ def _flag_layer(flags: Mapping[str, Any], settings: Sequence[str]) -> _Layer:
             parts = ["router", *parts]
         _put(layer, parts, toml_value(value.strip()), f"--set {key}")
     for key, value in flags.items():
-        _put(layer, key.split("."), value, f"--{key.rpartition('.')[2].replace('_', '-')}")
+        flag = "worker" if key == "router.workers" else key.rpartition(".")[2].replace("_", "-")
+        _put(layer, key.split("."), value, f"--{flag}")
     _split_enabled(layer)
     return layer
 

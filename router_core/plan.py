@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from router_core.deadline import RUNNING
+from router_core.deadline import run_within
 from router_core.errors import AttemptWithdrawn, ClientLeft, PluginError, Reject, WorkerFault
 from router_core.hookspecs import CallNext
 from router_core.timing import HookTimes
@@ -181,19 +181,12 @@ class Plan:
 
     async def _timed(self, plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> Any:
         try:
-            async with asyncio.timeout(self._timeout_s) as deadline:
-                former = RUNNING.set((deadline, asyncio.current_task()))
-                try:
-                    return await call(*args)
-                finally:
-                    RUNNING.reset(former)
+            return await run_within(self._timeout_s, call(*args))
         except PASSING:
             raise
         except FAULTS as error:
             if _is_cancelled(error):
                 raise
-            if isinstance(error, TimeoutError) and deadline.expired():
-                error = TimeoutError(f"no answer within {self._timeout_s:g} s (router.hook_timeout_s)")
             failure = plugin.failed(hook, error)
             if plugin.on_error == "skip":
                 return None

@@ -10,6 +10,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -173,6 +175,14 @@ class Server(uvicorn.Server):
     async def run_here(self) -> None:
         """Serves in the running loop until ``should_exit``."""
         await self.serve(sockets=[self._listener])
+
+
+class GuestServer(Server):
+    """The server in a loop that is somebody else's, who also gets the signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 class _ProcessServer(Server):

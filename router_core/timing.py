@@ -9,19 +9,34 @@ from typing import Any
 from router_core.hookspecs import ASYNC, CallNext
 from router_core.types import Answer, Exchange
 
+SAMPLE = 16
+"""Of so many calls of a hook the first is timed: to look at the clock costs more than most hooks."""
+
 
 class HookTime:
-    """What one hook of one plugin has cost. ``seconds`` are wall time, without what it awaited of the inner onion."""
+    """What one hook of one plugin has cost: wall time, without what it awaited of the inner onion."""
 
-    __slots__ = ("calls", "hook", "plugin", "seconds")
+    __slots__ = ("_timed_calls", "_timed_seconds", "calls", "hook", "plugin")
 
     def __init__(self, plugin: str, hook: str) -> None:
         self.plugin, self.hook = plugin, hook
-        self.calls, self.seconds = 0, 0.0
+        self.calls = 0
+        self._timed_calls, self._timed_seconds = 0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of all calls, estimated from those that were timed."""
+        return self._timed_seconds * self.calls / self._timed_calls if self._timed_calls else 0.0
+
+    def is_due(self) -> bool:
+        """Counts a call; True when it should be timed."""
+        self.calls += 1
+        return self.calls % SAMPLE == 1
 
     def add(self, seconds: float) -> None:
-        self.calls += 1
-        self.seconds += seconds
+        """The time of a call that was due."""
+        self._timed_calls += 1
+        self._timed_seconds += seconds
 
 
 class HookTimes:
@@ -44,6 +59,8 @@ class HookTimes:
 
 def _timed_plain(call: Callable[..., Any], time: HookTime, now: Callable[[], float]) -> Callable[..., Any]:
     def timed(*args: Any) -> Any:
+        if not time.is_due():
+            return call(*args)
         since = now()
         try:
             return call(*args)
@@ -54,7 +71,10 @@ def _timed_plain(call: Callable[..., Any], time: HookTime, now: Callable[[], flo
 
 
 def _timed_async(call: Callable[..., Awaitable[Any]], time: HookTime, now: Callable[[], float]) -> Callable[..., Any]:
-    async def timed(*args: Any) -> Any:
+    def timed(*args: Any) -> Awaitable[Any]:
+        return taken(*args) if time.is_due() else call(*args)
+
+    async def taken(*args: Any) -> Any:
         since = now()
         try:
             return await call(*args)
@@ -67,7 +87,10 @@ def _timed_async(call: Callable[..., Awaitable[Any]], time: HookTime, now: Calla
 def _timed_layer(
     call: Callable[[Exchange, CallNext], Awaitable[Answer]], time: HookTime, now: Callable[[], float]
 ) -> Callable[..., Any]:
-    async def timed(exchange: Exchange, call_next: CallNext) -> Answer:
+    def timed(exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
+        return taken(exchange, call_next) if time.is_due() else call(exchange, call_next)
+
+    async def taken(exchange: Exchange, call_next: CallNext) -> Answer:
         inner = 0.0
 
         async def next_(exchange_: Exchange) -> Answer:

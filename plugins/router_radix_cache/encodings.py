@@ -28,29 +28,34 @@ class Encodings:
         self._encode = encode
         self._max_bytes = max_bytes
         self._known: OrderedDict[tuple[str, bool], Encoded] = OrderedDict()
-        self._running: dict[tuple[str, bool], asyncio.Future[Encoded]] = {}
+        self._running: dict[tuple[str, bool], asyncio.Future[Encoded | None]] = {}
         self._bytes = 0
         self.encoded_tokens = 0
 
     async def get(self, text: str, *, is_start: bool) -> Encoded:
-        """Ids and ends of ``text``; what encoding it raises is raised to everyone who waits for it."""
+        """Ids and ends of ``text``. The first to ask encodes it for all; if it gives up, the next one does."""
         key = (text, is_start)
+        while (running := self._running.get(key)) is not None:
+            found = await asyncio.shield(running)  # one who leaves does not take it from the others
+            if found is not None:
+                return found
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return known
-        running = self._running.get(key)
-        if running is None:
-            running = self._running[key] = asyncio.ensure_future(self._encode(text, is_start))
-            running.add_done_callback(lambda done: self._keep(key, done))
-        return await asyncio.shield(running)  # one who leaves does not take it from the others
+        running = self._running[key] = asyncio.get_running_loop().create_future()
+        encoded: Encoded | None = None
+        try:
+            encoded = await self._encode(text, is_start)
+        finally:
+            del self._running[key]
+            running.set_result(encoded)
+        self._keep(key, encoded)
+        return encoded
 
-    def _keep(self, key: tuple[str, bool], done: asyncio.Future[Encoded]) -> None:
-        del self._running[key]
-        if done.cancelled() or done.exception() is not None:
-            return
-        self.encoded_tokens += len(done.result().ids)
-        self._known[key] = done.result()
-        self._bytes += _size(key, done.result())
+    def _keep(self, key: tuple[str, bool], encoded: Encoded) -> None:
+        self.encoded_tokens += len(encoded.ids)
+        self._known[key] = encoded
+        self._bytes += _size(key, encoded)
         while self._bytes > self._max_bytes:
             self._bytes -= _size(*self._known.popitem(last=False))
 

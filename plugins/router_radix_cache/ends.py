@@ -23,15 +23,22 @@ def sampled_ends(
     """
     encoded = encode_text(text)
     shown = [piece or b"" for piece in pieces]
-    hidden = [b"" if token_id in special_ids else piece for token_id, piece in zip(token_ids, shown, strict=True)]
-    for visible in (shown, hidden) if hidden != shown else (shown,):
+    spellings = [shown]
+    if b"".join(shown) != encoded:  # else nothing is left out, and nothing need be looked for
+        hidden = [b"" if token_id in special_ids else piece for token_id, piece in zip(token_ids, shown, strict=True)]
+        spellings = [shown, hidden]
+    for visible in spellings:
         if b"".join(visible).startswith(encoded):
-            return [min(end, len(encoded)) for end in accumulate(map(len, visible))]
-    for visible in (shown, hidden) if hidden != shown else (shown,):
+            return _cut(list(accumulate(map(len, visible))), len(encoded))
+    for visible in spellings:
         decoded, ends = decoded_ends(visible)
         if decoded.startswith(text):
-            return [min(end, len(encoded)) for end in ends]
+            return _cut(ends, len(encoded))
     return [len(encoded)] * len(token_ids)
+
+
+def _cut(ends: list[int], size: int) -> list[int]:
+    return ends if not ends or ends[-1] == size else [min(end, size) for end in ends]
 
 
 def decoded_ends(pieces: Sequence[bytes]) -> tuple[str, list[int]]:

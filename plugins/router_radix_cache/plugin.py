@@ -40,10 +40,11 @@ EXPECTED = (Unusable.ABORTED, Unusable.UNFINISHED, Unusable.EMPTY)
 
 @dataclass(slots=True)
 class Kept:
-    """A request whose answer is to be stored."""
+    """A request whose answer is to be stored. ``hides_logprobs``: the client did not ask for those in it."""
 
-    prompt: Prompt
     turn: Turn
+    is_stream: bool
+    hides_logprobs: bool
 
 
 KEPT = StateKey[Kept]("radix cache turn")
@@ -139,7 +140,7 @@ class RadixCache:
             prompt = read_prompt(await request.json())
         except MalformedBody:
             return  # the worker says what is wrong with it
-        if prompt is None:
+        if prompt is None or (prompt.text is None and not prompt.asks_logprobs):
             return
         try:
             turn = await self._begin(exchange, prompt)
@@ -148,10 +149,11 @@ class RadixCache:
             return
         if not len(turn.tokens):
             return
-        exchange.state[KEPT] = Kept(prompt, turn)
-        if prompt.text is not None:
-            request.remove_key("text")
-            request.set_key("input_ids", turn.tokens.ids.tolist())
+        exchange.state[KEPT] = Kept(turn, prompt.is_stream, hides_logprobs=not prompt.asks_logprobs)
+        if prompt.text is None:
+            return  # whoever sends ids gets what it asks for, and nothing is changed
+        request.remove_key("text")
+        request.set_key("input_ids", turn.tokens.ids.tolist())
         if not prompt.asks_logprobs:
             request.set_key("return_logprob", True)
 
@@ -177,8 +179,8 @@ class RadixCache:
 
     async def _passing(self, exchange: Exchange, kept: Kept, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The chunks as the client is to have them; the answer is stored before the client sees that it has ended."""
-        tee = AnswerTee(is_stream=kept.prompt.is_stream, max_bytes=self._settings.max_answer_bytes)
-        stripper = None if kept.prompt.asks_logprobs else MemberStripper(*LOGPROBS)
+        tee = AnswerTee(is_stream=kept.is_stream, max_bytes=self._settings.max_answer_bytes)
+        stripper = MemberStripper(*LOGPROBS) if kept.hides_logprobs else None
         async for chunk in chunks:
             tee.feed(chunk)
             passed = chunk if stripper is None else stripper.feed(chunk)

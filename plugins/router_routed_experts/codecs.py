@@ -74,12 +74,12 @@ class GrowingIds:
 class ExpertDecoder:
     """A sink that decodes one base64 string into ids; nothing is raised before ``finish``.
 
-    Without a header the bytes are read as ``raw_dtype``; a dtype that is stated only later, or none being known, costs
-    nothing but a second reading: narrowing loses no byte.
+    Without a header the bytes are read as ``likely_dtype``; another one that is told only in the end costs nothing but
+    a second reading: narrowing loses no byte.
     """
 
-    def __init__(self, raw_dtype: str | None) -> None:
-        self._raw_dtype = raw_dtype
+    def __init__(self, likely_dtype: str | None) -> None:
+        self._likely_dtype = likely_dtype
         self._base64 = Base64Stream()
         self._bytes = b""  # decoded, but not a whole header or integer yet
         self._dtype: np.dtype[Any] | None = None  # None until the start of the value is there
@@ -97,17 +97,18 @@ class ExpertDecoder:
         except RowsError as error:
             self._error = error
 
-    def finish(self, stated_dtype: str | None = None) -> Decoded:
+    def finish(self, raw_dtype: str | None) -> Decoded:
         """All ids; raises ``RowsError`` when the text, its header or its length is wrong.
 
-        ``stated_dtype`` is what the answer says beside the value; a header wins over it.
+        ``raw_dtype`` is that of a value without a header: what the answer states beside it, else the worker's. A
+        header wins over it; without either nothing is guessed.
         """
         if self._error is not None:
             raise self._error
         self._base64.finish()
         if self._dtype is None and self._bytes.startswith(NPY_MAGIC):
             raise RowsError(Reason.BAD_NPY, "it ends within the header")
-        dtype = self._dtype if self._shape is not None else dtype_of(stated_dtype or self._raw_dtype)
+        dtype = self._dtype if self._shape is not None else dtype_of(raw_dtype)
         if dtype is not None and self._dtype not in (None, dtype):
             self._read_again(dtype)
         if self._bytes:
@@ -142,7 +143,7 @@ class ExpertDecoder:
         if len(decoded) < len(NPY_MAGIC) + 6 and NPY_MAGIC.startswith(decoded[: len(NPY_MAGIC)]):
             return decoded
         if not decoded.startswith(NPY_MAGIC):
-            self._dtype = dtype_of(self._raw_dtype or "uint8")
+            self._dtype = dtype_of(self._likely_dtype or "uint8")
             return decoded
         width = 4 if decoded[6] > 1 else 2
         size = 8 + width + int.from_bytes(decoded[8 : 8 + width], "little")
@@ -190,18 +191,21 @@ def narrowed(ids: NDArray[np.integer[Any]]) -> Ids:
     return unsigned.astype(np.uint8 if bits < 1 << 8 else np.uint16 if bits < 1 << 16 else np.uint32)
 
 
-def open_decoder(raw_dtype: str | None) -> Callable[[bool], Sink]:
+def open_decoder(likely_dtype: str | None) -> Callable[[bool], Sink]:
     """The ``open_sink`` of a scanner: strings are decoded as they come, an object is kept until it is whole."""
-    return lambda is_string: ExpertDecoder(raw_dtype) if is_string else Pieces()
+    return lambda is_string: ExpertDecoder(likely_dtype) if is_string else Pieces()
 
 
 def decode_found(found: FoundValue, raw_dtype: str | None, stated_dtype: str | None = None) -> Decoded:
-    """The ids of a value whose sink is of ``open_decoder`` or keeps the pieces; raises ``RowsError``."""
+    """The ids of a value whose sink is of ``open_decoder`` or keeps the pieces; raises ``RowsError``.
+
+    ``stated_dtype`` is what the answer says beside the value, ``raw_dtype`` the worker's where it says nothing.
+    """
     if found.stop is None:
         raise RowsError(Reason.TRUNCATED, "the answer broke off within the value")
     sink = found.sink
     if isinstance(sink, ExpertDecoder):
-        return sink.finish(stated_dtype)
+        return sink.finish(stated_dtype or raw_dtype)
     if not isinstance(sink, Pieces):
         raise TypeError(f"a {type(sink).__name__} keeps nothing to decode")
     if not found.is_string:
@@ -209,7 +213,7 @@ def decode_found(found: FoundValue, raw_dtype: str | None, stated_dtype: str | N
     decoder = ExpertDecoder(raw_dtype)
     for piece in sink.pieces:
         decoder.write(piece)
-    return decoder.finish(stated_dtype)
+    return decoder.finish(stated_dtype or raw_dtype)
 
 
 def decode_object(value: bytes, raw_dtype: str | None) -> Decoded:
@@ -233,7 +237,7 @@ def decode_object(value: bytes, raw_dtype: str | None) -> Decoded:
         raise RowsError(Reason.UNKNOWN_FORM, f"its shape is {shape!r}")
     if not (start is None or _is_count(start)) or not (dtype is None or isinstance(dtype, str)):
         raise RowsError(Reason.UNKNOWN_FORM, f"its start is {start!r} and its dtype {dtype!r}")
-    decoded = decoders[int(fields["data"])].finish(dtype)
+    decoded = decoders[int(fields["data"])].finish(dtype or raw_dtype)
     if shape is not None and math.prod(shape) != decoded.ids.size:
         raise RowsError(Reason.WRONG_SIZE, f"{decoded.ids.size} ids for the stated shape {shape}")
     return Decoded(decoded.ids, decoded.shape if shape is None else tuple(shape), start)

@@ -25,6 +25,12 @@ class Reason(StrEnum):
     """Rows that no router wrote: all experts of a row of an MoE layer are 0."""
     GAP = "gap"
     """Rows that begin behind the end of those already there."""
+    TOKENS_UNKNOWN = "tokens_unknown"
+    """The answer does not say how many tokens it has, so the rows cannot be counted."""
+    UNREADABLE = "unreadable"
+    """The answer without its routed experts is no JSON, or too large to be read."""
+    BROKEN = "broken"
+    """The answer broke off."""
 
 
 class RowsError(ValueError):

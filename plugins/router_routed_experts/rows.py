@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,20 +165,26 @@ def join_parts(prefill: Ids, decode: Ids, row_count: int) -> Ids:
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """All rows of one trajectory so far, from row 0 on without a gap. Immutable: branches share the blocks."""
+    """All rows of one trajectory so far, from row ``start`` on without a gap. Immutable: branches share the blocks."""
 
     blocks: tuple[Ids, ...] = ()
+    start: int = 0
 
     @property
     def row_count(self) -> int:
         return sum(len(block) for block in self.blocks)
 
+    @property
+    def stop(self) -> int:
+        """The row behind the last one."""
+        return self.start + self.row_count
+
     def extended(self, block: RowBlock) -> RowTable:
         """With the rows of ``block`` that are not there yet: who wrote a row first stays. Raises ``RowsError`` for a
         gap."""
-        missing = block.start - self.row_count
+        missing = block.start - self.stop
         if missing > 0:
-            raise RowsError(Reason.GAP, f"rows {self.row_count} to {block.start - 1} never came")
+            raise RowsError(Reason.GAP, f"rows {self.stop} to {block.start - 1} never came")
         if self.blocks and self.blocks[0].shape[1:] != block.experts.shape[1:]:
             raise RowsError(
                 Reason.SHAPE,
@@ -187,30 +194,44 @@ class RowTable:
         if missing:  # a copy: a view would keep the whole of each turn's full answer
             new = new[-missing:].copy()
             new.flags.writeable = False
-        return RowTable((*self.blocks, new)) if len(new) else self
+        return RowTable((*self.blocks, new), self.start) if len(new) else self
 
-    def first(self, row_count: int) -> RowTable:
-        """The first rows, for a branch that leaves the trajectory there."""
+    def first(self, stop: int) -> RowTable:
+        """The rows before row ``stop``, for a branch that leaves the trajectory there."""
         blocks = []
+        row_count = stop - self.start
         for block in self.blocks:
             if row_count <= 0:
                 break
             blocks.append(block[:row_count])
             row_count -= len(block)
-        return RowTable(tuple(blocks))
+        return RowTable(tuple(blocks), self.start)
+
+    @property
+    def npy_size(self) -> int:
+        """Bytes of the ``.npy`` file."""
+        values = sum(block.size for block in self.blocks) * self._dtype.itemsize
+        return len(self._npy_header()) + values
 
     def npy_pieces(self) -> Iterator[bytes | memoryview]:
         """A ``.npy`` file in pieces: the header, then the rows in the smallest type that holds all of them."""
-        dtype = max(
-            (block.dtype for block in self.blocks), key=lambda dtype: dtype.itemsize, default=np.dtype(np.uint8)
-        )
-        width = self.blocks[0].shape[1:] if self.blocks else (0, 0)
-        header = io.BytesIO()
-        described = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": (self.row_count, *width)}
-        np.lib.format.write_array_header_1_0(header, described)
-        yield header.getvalue()
+        yield self._npy_header()
         for block in self.blocks:
-            yield block.astype(dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8).data
+            yield block.astype(self._dtype, copy=False).reshape(-1).view(np.uint8).data
 
     def to_npy(self) -> bytes:
         return b"".join(self.npy_pieces())
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        widest = max(
+            (block.dtype for block in self.blocks), key=lambda dtype: dtype.itemsize, default=np.dtype(np.uint8)
+        )
+        return widest.newbyteorder("<")
+
+    def _npy_header(self) -> bytes:
+        width = self.blocks[0].shape[1:] if self.blocks else (0, 0)
+        described = {"descr": self._dtype.str, "fortran_order": False, "shape": (self.row_count, *width)}
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, described)
+        return header.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,12 +27,16 @@ class Complaint:
     worker: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
-    """The rows of one trajectory; with a complaint it is incomplete, whatever rows there are."""
+    """The rows of one trajectory; with a complaint it is incomplete, whatever rows there are.
+
+    ``token_ids`` are those of the whole trajectory, where they are known and may still be continued.
+    """
 
     table: RowTable = field(default_factory=RowTable)
     complaints: list[Complaint] = field(default_factory=list)
+    token_ids: array[int] | None = None
     used_s: float = 0.0
 
     @property
@@ -40,7 +45,7 @@ class Entry:
 
 
 class RowStore:
-    """Entries by key (a rid, a session's branch), the one used longest ago dropped first.
+    """Entries by key (a rid), the one used longest ago dropped first.
 
     ``max_bytes`` counts rows that several entries share once. ``dropped`` counts entries lost to the bounds.
     """
@@ -59,26 +64,50 @@ class RowStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, key: str, verdict: Verdict, worker: str, *, parent: str | None = None, row_count: int = 0) -> Entry:
-        """Put an answer's rows to those of ``key``, or note what is wrong with them.
+    def add(
+        self,
+        key: str,
+        verdict: Verdict,
+        worker: str,
+        *,
+        parent: Entry | None = None,
+        start: int = 0,
+        token_ids: array[int] | None = None,
+    ) -> Entry:
+        """Keep an answer's rows, or what is wrong with them, in place of what the key named before.
 
-        A new key continues the first ``row_count`` rows of ``parent``. An entry never loses a complaint: rows behind an
-        answer without rows cannot be complete.
+        They continue those of ``parent`` before row ``start``, whether or not that entry is still kept; without one
+        they begin there. A complaint is handed on: rows behind an answer without rows cannot be complete.
         """
         self.expire()
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = self._opened(key, parent, row_count)
+        entry = Entry(RowTable(start=start), token_ids=token_ids)
+        if parent is not None:
+            entry.complaints.extend(parent.complaints)
+            entry.table = parent.table.first(start)
         if verdict.reason is not None:
             entry.complaints.append(Complaint(verdict.reason, verdict.detail, worker))
         elif verdict.block is not None:
             try:
-                self._replace_table(entry, entry.table.extended(verdict.block))
+                entry.table = entry.table.extended(verdict.block)
             except RowsError as error:
                 entry.complaints.append(Complaint(error.reason, error.detail, worker))
+        self._count_all(entry, 1)
+        self.discard(key)
+        self._entries[key] = entry
         self._use(key, entry)
         self._enforce_bounds()
         return entry
+
+    def forget_tokens(self, key: str) -> None:
+        """Drop the ids of a trajectory that has been continued; its rows stay."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.token_ids is not None:
+            self.byte_count -= 4 * len(entry.token_ids)
+            entry.token_ids = None
+
+    def peek(self, key: str) -> Entry | None:
+        """The entry, without counting that as a use."""
+        return self._entries.get(key)
 
     def get(self, key: str) -> Entry | None:
         """The entry, or None when there is none (any more)."""
@@ -92,8 +121,7 @@ class RowStore:
         """Drop an entry that is not needed any more."""
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._replace_table(entry, RowTable())
-            self.byte_count -= ENTRY_BYTES
+            self._count_all(entry, -1)
 
     def expire(self) -> None:
         """Drop what was not used for ``ttl_s``."""
@@ -103,21 +131,10 @@ class RowStore:
         while self._entries and next(iter(self._entries.values())).used_s < limit:
             self._drop_oldest()
 
-    def _opened(self, key: str, parent: str | None, row_count: int) -> Entry:
-        entry = self._entries[key] = Entry()
-        self.byte_count += ENTRY_BYTES
-        earlier = self._entries.get(parent) if parent is not None else None
-        if earlier is not None:
-            entry.complaints.extend(earlier.complaints)
-            self._replace_table(entry, earlier.table.first(row_count))
-        return entry
-
-    def _replace_table(self, entry: Entry, table: RowTable) -> None:
-        for block in table.blocks:
-            self._count(block, 1)
+    def _count_all(self, entry: Entry, users: int) -> None:
+        self.byte_count += users * (ENTRY_BYTES + 4 * len(entry.token_ids or ()))
         for block in entry.table.blocks:
-            self._count(block, -1)
-        entry.table = table
+            self._count(block, users)
 
     def _count(self, block: Ids, users: int) -> None:
         # a cut block is a view: what it keeps in memory is the whole of the block it was cut from

@@ -78,6 +78,7 @@ class Call:
             return
         self.error, self.is_over = error, True
         self._pieces = [b"".join(self._pieces)]
+        self._task, self._on_deserted = None, _nobody  # what is kept for a retry must not keep the exchange
         self._notify()
 
     def cancel(self) -> None:
@@ -129,6 +130,10 @@ class Call:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+
+def _nobody(call: Call) -> None:
+    """A finished call has nobody to tell that it was deserted."""
 
 
 class Seat:

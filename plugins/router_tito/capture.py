@@ -214,9 +214,13 @@ class Capture:
         trace.turns += 1
         trace.finished_at[result.node_id] = time.time()
         self.counts.turns[result.how] += 1
+
+    def finished(self, trace: SessionTrace) -> None:
+        """A call is over, however: what need not be kept goes, and if too much is kept, whole sessions do."""
         trace.forget_calls(self._settings.max_kept_answers)
-        self.traces.measure(trace)
-        self._make_room(spared=trace)
+        if not trace.is_closed:
+            self.traces.measure(trace)
+            self._make_room(spared=trace)
 
     def missed(self, trace: SessionTrace, reason: str) -> None:
         """A turn was answered, but is not in the trace."""
@@ -226,15 +230,16 @@ class Capture:
 
     def ended(self, exchange: Exchange, outcome: Outcome) -> None:
         """An exchange is over: whoever had a seat has its answer or will not."""
-        seat = exchange.state.get(SEAT)
-        if seat is None:
+        exchange.state.pop(TURN)  # it holds the exchange: no cycle is to be left
+        seat, trace = exchange.state.pop(SEAT), exchange.state.pop(TRACE)
+        if seat is None or trace is None:
             return
         if not outcome.is_ok:
             seat.give_up()
             return
         seat.served()
         if seat.call.node_id is not None:
-            exchange.state[TRACE].trace.mark_delivered(seat.call.node_id)
+            trace.trace.mark_delivered(seat.call.node_id)
 
     def _make_room(self, spared: SessionTrace | None = None) -> None:
         """Evict the longest idle sessions while too much is kept."""

@@ -5,12 +5,16 @@ TitoError
 ├── TraceError                the trace was misused: unknown node, sealed trace, unreadable dump
 ├── TurnRefusedError          this answer may not be trained on, so it is not committed; `reason` is a label
 │   └── TokenMismatchError    the prompt that came back is not the prompt that was claimed
-└── RenderError               messages that cannot become ids
-    ├── UnrenderableError     content the text path cannot carry (images, audio)
-    └── TemplateRefusedError  the chat template raised, or dropped a message without a word
+├── RenderError               messages that cannot become ids
+│   ├── UnrenderableError     content the text path cannot carry (images, audio)
+│   └── TemplateRefusedError  the chat template raised, or dropped a message without a word
+└── ExportError               a trace that cannot become the samples that were asked for
+    └── IncompleteError       something is missing, and no gap was to pass; `reasons` says what
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class TitoError(Exception):
@@ -51,3 +55,15 @@ class UnrenderableError(RenderError):
 
 class TemplateRefusedError(RenderError):
     """The chat template raised on these messages or silently left one out."""
+
+
+class ExportError(TitoError):
+    """A trace that cannot become the samples that were asked for; the text says why and what would do."""
+
+
+class IncompleteError(ExportError):
+    """Something is missing, and the caller takes only what is whole. ``reasons`` has one text for each gap."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = list(reasons)

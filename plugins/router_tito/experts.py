@@ -57,16 +57,15 @@ class NodeRows:
 
     def fill(self, offset: int, rows: Rows, count: int) -> int:
         """Copy rows a node of ``count`` tokens lacks; ``rows[0]`` is for ``offset``. Gives the bytes added."""
-        added = 0
-        for start, end in list(self.gaps(count)):
+        new: list[tuple[int, Rows]] = []
+        for start, end in self.gaps(count):
             start, end = max(start, offset), min(end, offset + len(rows))
             if start < end:
                 # A copy, so that the whole answer's buffer is not kept alive for a few rows of it.
-                chunk = rows[start - offset : end - offset].copy()
-                self.chunks.append((start, chunk))
-                added += chunk.nbytes
-        self.chunks.sort(key=lambda chunk: chunk[0])
-        return added
+                new.append((start, rows[start - offset : end - offset].copy()))
+        if new:  # replaced, never changed: a thread may be reading it
+            self.chunks = sorted([*self.chunks, *new], key=lambda chunk: chunk[0])
+        return sum(chunk.nbytes for _, chunk in new)
 
 
 def missing_rows(spans: Sequence[tuple[int, int, NodeRows]]) -> str:

@@ -146,3 +146,5 @@ class UntrainableTurn:
     reason: str
     message_hash: bytes
     """Key of the answer, by which it is known again when a later prompt holds it as context; empty if unknown."""
+    request: bytes = b""
+    """Key of the whole request, by which a later answer to an equal one is known; empty if unknown."""

@@ -33,7 +33,10 @@ def dump_trace(trace: Trace) -> dict[str, Any]:
         "is_sealed": trace.is_sealed,
         "next_turn_id": trace.next_turn_id,
         "refused": dict(trace.refused),
-        "untrainable": [{**asdict(turn), "message_hash": turn.message_hash.hex()} for turn in trace.untrainable],
+        "untrainable": [
+            {**asdict(turn), "message_hash": turn.message_hash.hex(), "request": turn.request.hex()}
+            for turn in trace.untrainable
+        ],
         "contexts": [
             {"tools": deepcopy(list(context.tools)), "template_kwargs": deepcopy(dict(context.template_kwargs))}
             for context in graph.contexts.values()
@@ -89,7 +92,8 @@ def _load(dump: Mapping[str, Any], matcher: Matcher) -> Trace:
         place = entry["context"]
         trace.graph.append([_load_node(trace.graph, matcher, entry, hashes[place])], contexts[place])
     trace.untrainable += [
-        UntrainableTurn(**{**turn, "message_hash": bytes.fromhex(turn["message_hash"])}) for turn in dump["untrainable"]
+        UntrainableTurn(**{**turn, **{key: bytes.fromhex(turn.get(key, "")) for key in ("message_hash", "request")}})
+        for turn in dump["untrainable"]
     ]
     trace.refused.update(dump["refused"])
     trace.next_turn_id = int(dump["next_turn_id"])

@@ -6,14 +6,15 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from router_core import PluginSettings, per_exchange
+from router_core import per_exchange
 from router_tito.engines import MODES
 from router_tito.errors import MessageError
+from router_tito.export_settings import ExportSettings
 from router_tito.matcher import LOOSE_TOOL_CALL, Matcher
 from router_tito.render import Thinking
 
 
-class TitoSettings(PluginSettings):
+class TitoSettings(ExportSettings):
     """What is captured, how a turn is put to a worker, and what may be kept."""
 
     mode: str = per_exchange("inject")
@@ -58,7 +59,7 @@ class TitoSettings(PluginSettings):
     """Messages of all sessions above which the longest idle sessions are evicted."""
     max_bytes: int = Field(default=8 << 30, ge=1)
     """Bytes kept for all sessions above which the longest idle sessions are evicted."""
-    max_described_tokens: int = Field(default=1_000_000, ge=0)
+    max_described_tokens: int = Field(default=200_000, ge=0)
     """Most tokens that ``GET /sessions/{id}`` lists; above it the ids and logprobs are left out, and it says so."""
 
     @field_validator("mode")

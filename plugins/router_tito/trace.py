@@ -116,7 +116,12 @@ class Trace:
         self._check_open()
         node_id = turn.path[-1] if turn.path else ROOT
         answer = self.matcher.key({**message, "role": "assistant"}).hash if message else b""
-        self.untrainable.append(UntrainableTurn(turn.turn_id, node_id, reason, answer))
+        self.untrainable.append(UntrainableTurn(turn.turn_id, node_id, reason, answer, turn.request))
+
+    @property
+    def lost(self) -> list[UntrainableTurn]:
+        """The untrainable turns that were not made good by an answer to an equal request."""
+        return [turn for turn in self.untrainable if turn.request not in self.graph.answers]
 
     def mark_delivered(self, node_id: int) -> None:
         """The client got this answer whole."""

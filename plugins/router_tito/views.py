@@ -230,7 +230,7 @@ def pick_leaves(nodes: Sequence[MessageNode], dropped: set[int]) -> list[int]:
 def branch_views(trace: Trace, drop_abandoned: bool) -> list[BranchView]:
     """See ``Trace.branches``."""
     graph = trace.graph
-    abandoned = superseded(graph.nodes, graph.answers.values())
+    abandoned = superseded(graph.nodes, list(graph.answers.values()))  # a copy: the loop may add to it meanwhile
     trained: set[int] = set()
     branches: list[BranchView] = []
     for leaf in pick_leaves(graph.nodes, abandoned if drop_abandoned else set()):

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import types
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from router_core.app import Application
 from router_core.clock import Clock
-from router_core.config import load
-from router_core.server import Server, bind, url_of
+from router_core.in_process import RunningRouter, serving
 
-
-class RunningRouter:
-    """A served router: its ``url``, its ``port``, and the application for tests that look inside."""
-
-    def __init__(self, application: Application, url: str, port: int) -> None:
-        self.application = application
-        self.url = url
-        self.port = port
+__all__ = ["RunningRouter", "running_router"]
 
 
 @asynccontextmanager
@@ -45,27 +35,13 @@ async def running_router(
     """
     settings = {
         "workers": list(workers),
-        "port": 0,
         "shutdown_grace_s": 1.0,
         **(router or {}),
         "middleware_paths": [_importable(cls) for cls in classes],
     }
     tables = {"enabled": list(enabled), "router": settings, "plugins": plugins or {}, "profiles": profiles or {}}
-    application = Application(load(tables, file="", environment={}), clock=clock)
-    listener = bind(application.config.router.host, application.config.router.port)
-    server = Server(application, listener)
-    serving = asyncio.create_task(server.run_here(), name="router")
-    ready = asyncio.create_task(server.ready.wait(), name="router is ready")
-    try:
-        await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            raise RuntimeError("the router did not start") from serving.exception()
-        yield RunningRouter(application, url_of(listener), listener.getsockname()[1])
-    finally:
-        ready.cancel()
-        server.stop()
-        await serving
-        listener.close()
+    async with serving(tables, clock=clock) as running:
+        yield running
 
 
 def _importable(cls: type[Any]) -> str:

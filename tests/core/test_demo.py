@@ -85,7 +85,7 @@ def test_both_workers_serve_and_turns_are_streamed_and_not(output: str) -> None:
 
 
 def test_the_killed_worker_is_quarantined_and_comes_back(output: str) -> None:
-    told = [line.split("--- ")[1] for line in output.splitlines() if "--- " in line]
+    told = re.findall(r"(?m)^ *[\d.]+s  --- (.*)$", output)
     assert [re.sub(r"[:,(].*", "", line).strip() for line in told] == [
         "worker A is killed",
         "GET /workers",

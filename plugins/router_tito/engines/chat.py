@@ -15,6 +15,7 @@ import orjson
 
 from router_core import EventSplitter, event_data
 
+from .cut import cut_logprobs
 from .deltas import MessageBuilder
 from .interface import Ask, Reading
 
@@ -49,28 +50,32 @@ class ChatReader(ABC):
     @staticmethod
     def is_empty(answer: Json, choice: Json | None) -> bool:
         """Whether an event that something was taken from has nothing left to say."""
-        if any(value is not None for key, value in answer.items() if key not in IDENTITY):
-            return False
-        if choice is None:
-            return True
-        rest = (value for key, value in choice.items() if key not in ("index", "delta"))
-        return not any(_delta(choice).values()) and all(value is None for value in rest)
+        if choice is not None:
+            if any(_delta(choice).values()):
+                return False
+            if any(value is not None for key, value in choice.items() if key not in ("index", "delta")):
+                return False
+        return all(value is None for key, value in answer.items() if key not in IDENTITY)
 
     # ------------------------------------------------------------------------------------------------- AnswerReader
     async def whole(self, body: bytes) -> bytes:
-        answer = _decode(body)
+        cut = None if self.ask.asks("logprobs") else cut_logprobs(body)
+        rest = body
+        if cut is not None:
+            rest, self._logprobs = cut
+        answer = _decode(rest)
         if answer is None:
             self.reading.fault = "unreadable_answer"
             return body
         choice = self._only_choice(answer)
         if choice is None:
             self.reading.fault = self.reading.fault or "unreadable_answer"
-            return body
+            return rest
         message = choice.get("message")
         self.reading.message = dict(message) if isinstance(message, dict) else {}
         is_changed = self._read(answer, choice)
         self._finish()
-        return _encode(answer) if is_changed else body
+        return _encode(answer) if is_changed else rest
 
     async def feed(self, chunk: bytes) -> bytes:
         try:
@@ -91,10 +96,11 @@ class ChatReader(ABC):
 
     # ------------------------------------------------------------------------------------------------------- reading
     def _read_event(self, event: bytes) -> bytes:
-        data = event_data(event)
+        is_plain = event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2
+        data = event[6:-2] if is_plain else event_data(event)
         if data is None:
             return event
-        if data.strip() == DONE:
+        if data == DONE:
             self._is_ending = True
             return event
         answer = _decode(data)
@@ -114,18 +120,22 @@ class ChatReader(ABC):
 
     def _read(self, answer: Json, choice: Json | None) -> bool:
         reading = self.reading
-        if isinstance(answer.get("model"), str):
+        if not reading.model and isinstance(answer.get("model"), str):
             reading.model = answer["model"]
-        details = _dict(_dict(answer.get("usage")).get("prompt_tokens_details"))
-        if isinstance(details.get("cached_tokens"), int):
-            reading.cached_tokens = details["cached_tokens"]
+        if usage := answer.get("usage"):
+            details = _dict(_dict(usage).get("prompt_tokens_details"))
+            if isinstance(details.get("cached_tokens"), int):
+                reading.cached_tokens = details["cached_tokens"]
         if choice is not None and choice.get("finish_reason") is not None:
             reading.finish_reason = str(choice["finish_reason"])
         is_changed = self._take_logprobs(choice) if choice is not None else False
         return self.take(answer, choice) or is_changed
 
     def _take_logprobs(self, choice: Json) -> bool:
-        content = _dict(choice.get("logprobs")).get("content")
+        told = choice.get("logprobs")
+        if not told:
+            return False
+        content = _dict(told).get("content")
         if isinstance(content, list):
             self._logprobs += [_dict(entry).get("logprob") for entry in content]
         return not self.ask.asks("logprobs") and blank(choice, "logprobs")

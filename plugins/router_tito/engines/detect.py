@@ -23,7 +23,8 @@ class WorkerFacts:
     """What a worker said of itself."""
 
     generation: int
-    kind: Kind
+    kind: Kind | None
+    """None: it speaks to us, but is of no kind we know."""
     max_model_len: int | None = None
     """Most tokens of prompt and answer that it takes."""
 
@@ -41,7 +42,7 @@ class Detector:
         self._asking: dict[Worker, asyncio.Task[WorkerFacts | None]] = {}
 
     async def facts(self, worker: Worker) -> WorkerFacts | None:
-        """None for a worker of another kind, or one that does not answer; it is asked again for the next turn."""
+        """None for a worker that does not answer. What is not known for good is asked again for the next turn."""
         known = worker.state_of.get(FACTS)
         if known is not None and known.generation == worker.generation:
             return known
@@ -50,24 +51,29 @@ class Detector:
             asking = self._asking[worker] = self._router.spawn(self._ask(worker), name=f"kind of {worker.url}")
             asking.add_done_callback(lambda _: self._asking.pop(worker))
         found = await asyncio.shield(asking)
-        if found is not None:
+        if found is not None and found.kind is not None:
             worker.state_of[FACTS] = found
         return found
 
     async def _ask(self, worker: Worker) -> WorkerFacts | None:
         generation = worker.generation
         models = await self._get(worker, "/v1/models")
+        if models is None:
+            return None
         listed = models.get("data")
         model = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
         limit = model.get("max_model_len")
         limit = limit if isinstance(limit, int) and not isinstance(limit, bool) else None
         kind = self._fixed or next((kind for kind in KINDS if model.get("owned_by") == kind), None)
         for path, key, sign in SIGNS:
-            if kind is None and key in await self._get(worker, path):
+            if kind is None and key in (await self._get(worker, path) or {}):
                 kind = sign
-        return None if kind is None else WorkerFacts(generation, kind, limit)
+        return WorkerFacts(generation, kind, limit)
 
-    async def _get(self, worker: Worker, path: str) -> dict[str, Any]:
+    async def _get(self, worker: Worker, path: str) -> dict[str, Any] | None:
+        """The object that the worker answers, empty for anything else; None where it does not answer."""
         answer = await self._router.control.call(worker, "GET", path, timeout_s=self._timeout_s)
+        if not answer.status:
+            return None
         told = answer.json() if answer.is_ok else None
         return told if isinstance(told, dict) else {}

@@ -584,6 +584,14 @@ async def test_proxies_of_the_environment_are_not_used(route: Route, monkeypatch
         assert worker.requests[0].target == b"/generate"
 
 
+async def test_a_tls_worker_that_speaks_none_is_a_502(route: Route) -> None:
+    async with ScriptedWorker() as worker:
+        router = await route(worker.url.replace("http:", "https:"), router={"connect_timeout_s": 0.2})
+        answer = await exchange_once(router.port, json=ASK)
+        assert (answer.status, code(answer)) == (502, "worker_unreachable")
+        worker.errors.clear()  # it says itself that this was no HTTP
+
+
 async def test_redirects_and_cookies_are_passed_on(route: Route) -> None:
     async with ScriptedWorker() as worker:
         router = await route(worker)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
+from router_engine_control.plugin import EngineControl
 
 from router_core import WorkerState, hookimpl
 from router_core.reference_engine import running_engine
@@ -505,3 +507,10 @@ async def test_a_client_key_is_replaced_by_the_workers_own():
         await post(router, "/workers", {"url": worker.url, "api_key": "workers-key"})
         await exchange_once(router.port, "POST", "/flush_cache", {"Authorization": "Bearer clients-key"}, b"{}")
         assert worker.requests[0].get("authorization") == "Bearer workers-key"
+
+
+def test_every_route_is_documented():
+    readme = (Path(__file__).parents[3] / "plugins" / "router_engine_control" / "README.md").read_text(encoding="utf-8")
+    for route in EngineControl(EngineControl.Settings()).routes():
+        name = route.path.removeprefix("/v1") if "lora" in route.path else route.path
+        assert name in readme, route.path

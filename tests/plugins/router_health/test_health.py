@@ -420,3 +420,13 @@ async def test_metrics_count_probes_and_ejections(changes, scripted_worker):
         lines = router.application.outside.metrics().splitlines()
         assert "router_health_ejections_total 1" in lines
         assert json.loads(next(line for line in lines if line.startswith("router_health_probes_total")).split()[1]) > 1
+
+
+async def test_a_coordinator_that_states_the_whole_list_again_does_not_make_a_starting_worker_ready(changes):
+    async with ScriptedWorker() as live, ScriptedWorker() as late:
+        await late.stop()
+        async with running_router([live.url, late.url], plugins=QUICK, classes=[changes.plugin]) as router:
+            worker = await changes.wait_for(late.url, STARTING)
+            told = (await exchange_once(router.port, "PUT", "/workers", json=[live.url, late.url])).json()
+            assert told == {"added": [], "kept": [live.url, late.url], "drained": []}
+            assert worker.state is STARTING

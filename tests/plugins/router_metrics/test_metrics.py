@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -239,3 +240,14 @@ async def test_bad_buckets_are_an_error_at_start_that_names_the_setting(buckets)
     with pytest.raises(Exception, match=r"plugins\.metrics\.buckets_s"):
         async with running_router(enabled=ENABLED, plugins={"metrics": {"buckets_s": buckets}}):
             pass
+
+
+async def test_every_metric_of_the_page_is_documented(scripted_worker):
+    readmes = (Path(__file__).parents[3] / "plugins").glob("router_*/README.md")
+    told = "\n".join(file.read_text(encoding="utf-8") for file in readmes)
+    async with running_router([scripted_worker.url], enabled=(*ENABLED, "engine_control")) as router:
+        await generate(router)
+        page = await read(router)
+    for family in page.families:
+        name = family.name + ("_total" if family.type == "counter" else "")
+        assert f"`{name}`" in told, name

@@ -35,25 +35,38 @@ async def test_a_text_is_encoded_once_however_many_ask_at_a_time_or_later() -> N
     assert slow.asked == ["ab", "ab"]
 
 
-async def test_one_who_leaves_takes_nothing_from_the_others() -> None:
+@pytest.mark.parametrize("leaver", [0, 1])
+async def test_one_who_leaves_takes_nothing_from_the_others(leaver: int) -> None:
     slow = Slow()
     encodings = Encodings(slow, max_bytes=10_000)
-    first, second = (asyncio.create_task(encodings.get("ab", is_start=True)) for _ in range(2))
+    asking = [asyncio.create_task(encodings.get("ab", is_start=True)) for _ in range(3)]
     await asyncio.sleep(0)
-    first.cancel()
+    asking.pop(leaver).cancel()
     slow.may_go_on.set()
-    assert (await second).ends.tolist() == [1, 2]
-    assert slow.asked == ["ab"]
+    assert [encoded.ends.tolist() for encoded in await asyncio.gather(*asking)] == [[1, 2], [1, 2]]
+    assert slow.asked == ["ab"] * (2 - leaver)
 
 
 async def test_a_failure_is_told_to_everyone_and_not_remembered() -> None:
     slow = Slow()
     slow.may_go_on.set()
     encodings = Encodings(slow, max_bytes=10_000)
-    asking = await asyncio.gather(*(encodings.get("bad", is_start=True) for _ in range(2)), return_exceptions=True)
-    assert [type(error) for error in asking] == [ValueError, ValueError]
+    asking = await asyncio.gather(*(encodings.get("bad", is_start=True) for _ in range(3)), return_exceptions=True)
+    assert [type(error) for error in asking] == [ValueError] * 3
     with pytest.raises(ValueError, match="bad"):
         await encodings.get("bad", is_start=True)
+
+
+async def test_nothing_is_remembered_where_there_is_no_room() -> None:
+    slow = Slow()
+    encodings = Encodings(slow, max_bytes=0)
+    asking = [asyncio.create_task(encodings.get("ab", is_start=True)) for _ in range(3)]
+    await asyncio.sleep(0)
+    slow.may_go_on.set()
+    await asyncio.gather(*asking)
+    assert slow.asked == ["ab"]
+    await encodings.get("ab", is_start=True)
+    assert slow.asked == ["ab", "ab"]
 
 
 async def test_what_was_used_longest_ago_is_forgotten_first() -> None:

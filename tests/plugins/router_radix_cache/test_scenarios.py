@@ -175,6 +175,8 @@ async def test_an_answer_without_a_weight_version_is_passed_on_and_stored() -> N
     [
         b'{"text": ["a", "b"],\n "sampling_params":{"max_new_tokens":1}}',
         b'{"text":""}',
+        b'{"input_ids" :[1,2,3]}',
+        b'{"input_ids": [1, 2], "return_logprob": true}',
         b"{}",
         b'{"text": "a", "sampling_params": {"n": 2}}',
         b'{"text": "a", "image_data": "data:"}',
@@ -192,7 +194,8 @@ async def test_what_is_no_single_prompt_is_passed_on_byte_for_byte(body: bytes) 
         assert answer.status == alone.status
         if alone.status != 200:
             assert answer.body == alone.body
-        assert (await rollout.stats())["stored"] == 0
+        stored = int(b"return_logprob" in body)  # with its own ids
+        assert (await rollout.stats())["stored"] == stored
 
 
 async def test_a_prompt_of_ids_is_sent_as_it_came_and_stored_under_its_text() -> None:

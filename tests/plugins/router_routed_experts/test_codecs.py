@@ -24,7 +24,7 @@ def decode(
     decoder = ExpertDecoder(raw_dtype)
     for start in range(0, len(encoded), size):
         decoder.write(memoryview(encoded)[start : start + size])
-    return decoder.finish(stated)
+    return decoder.finish(stated or raw_dtype)
 
 
 def reason_of(call, *arguments, **options) -> Reason:

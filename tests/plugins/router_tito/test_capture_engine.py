@@ -14,7 +14,9 @@ from capture_kit import Capturing, captured_worker, capturing, reference_tokeniz
 from tito_kit import system, tool, user
 
 from router_core.reference_engine import running_engine
+from router_core.reference_engine.tokenizer import ASSETS
 from router_core.testing import exchange_once
+from router_core.testing.router import running_router
 
 DIALECTS = ["sglang", "vllm"]
 TOOLS = [
@@ -185,3 +187,25 @@ async def test_the_sdks_own_retry_after_its_timeout_is_given_the_first_calls_ans
         assert len([request for request in worker.requests if request.method == "POST"]) == 1
         (branch,) = made.branches()
         assert branch.nodes[-1].is_delivered is True
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_the_tokenizer_plugin_and_capture_work_together(dialect: str) -> None:
+    script = iter([reference_tokenizer().encode(text) for text in WORDS])
+    settings = {"hf_tokenizer": {"path": str(ASSETS)}}
+    async with (
+        running_engine(dialect=dialect, script=lambda prompt: next(script, None)) as engine,
+        running_router([engine.url], enabled=["hf_tokenizer", "tito"], plugins=settings) as router,
+    ):
+        base_url = f"http://127.0.0.1:{router.port}"
+        await exchange_once(router.port, target="/sessions", json={"session_id": "s"})
+        async with openai.AsyncOpenAI(base_url=f"{base_url}/sessions/s/v1", api_key="k", max_retries=0) as client:
+            messages: list[Any] = list(START)
+            for number in range(3):
+                messages += [await ask(client, messages, stream=bool(number)), user(f"and {number}?")]
+        shown = (await exchange_once(router.port, "GET", "/sessions/s")).json()
+        (trajectory,) = shown["trajectories"]
+        assert [record["how"] for record in trajectory["records"]] == ["render", "bridge", "bridge"]
+        assert trajectory["is_complete"] is True
+        told = (await exchange_once(router.port, "GET", "/sessions/capabilities")).json()
+        assert told["tokenizer"]["is_ready"] is True

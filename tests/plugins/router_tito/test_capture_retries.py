@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
 from capture_kit import CHAT, Capturing, Door, captured_worker, events, trained_tokenizer, turns, until
 from tito_kit import system, user
 
-from router_core import hookimpl
+from router_core import Exchange, StateKey, hookimpl
 from router_core.testing import (
     Faults,
     RawAnswer,
@@ -82,7 +84,7 @@ async def test_when_the_grace_is_over_the_workers_call_is_given_up_and_not_kept(
         await made.settle()
         assert worker.requests[-1].peer_left is True
         assert sampled(made) == [] and made.trace().trace.refused == {"client_left": 1}
-        assert made.calls()[-1].is_joinable is False
+        assert made.calls() == []
 
 
 async def test_without_a_grace_the_workers_call_ends_with_its_client() -> None:
@@ -404,3 +406,38 @@ async def test_a_turn_that_ends_while_its_session_closes_is_told_and_dropped() -
             await client.read_body(answer)
             assert answer.clean is False
         assert closed[0].status == 204
+
+
+async def test_a_session_whose_calls_all_fail_keeps_none_of_them() -> None:
+    async with captured_worker() as (worker, made):
+        worker.fault(Faults.status(500), times=None)
+        for number in range(5):
+            await made.chat([user(f"q{number}")])
+        await made.settle()
+        assert made.calls() == []
+
+
+async def test_what_is_kept_of_a_turn_keeps_neither_its_exchange_nor_its_body() -> None:
+    class Mark:
+        """Lives as long as its exchange does."""
+
+    seen: list[weakref.ref[Mark]] = []
+    key = StateKey[Mark]("mark")
+
+    class Watch:
+        @hookimpl
+        async def request_start(self, exchange: Exchange) -> None:
+            exchange.state[key] = Mark()
+            seen.append(weakref.ref(exchange.state[key]))
+
+    async with captured_worker(classes=[Watch]) as (worker, made):
+        said(worker), said(worker)
+        gc.disable()
+        try:
+            await made.chat(START)
+            await made.chat([user("q")], stream=True)
+            await made.settle()
+            await until(lambda: len(seen) == 2 and not any(ref() for ref in seen))
+        finally:
+            gc.enable()
+        assert len(made.calls()) == 2

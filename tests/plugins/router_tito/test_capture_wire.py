@@ -529,3 +529,19 @@ async def test_each_worker_is_asked_once_and_written_to_in_its_dialect() -> None
         assert {"kv_transfer_params" in body for body in turns(other)} == {True}
         assert [len(worker.health_requests) for worker in (one, other)] == [1, 1]
         assert all(len(made.branches(f"s{number}")) == 1 for number in range(6))
+
+
+async def test_a_turn_that_is_tried_on_another_worker_is_written_in_that_ones_dialect() -> None:
+    async with ScriptedWorker("sglang") as gone, ScriptedWorker("vllm") as worker:
+        chain = ("tito", "retry", "round_robin")
+        async with capturing(gone, worker, enabled=chain, on_uncapturable="fail") as made:
+            await made.open()
+            gone.refuse()
+            for number in range(2):
+                kept = said(worker)
+                answer = await made.chat([user(f"q{number}")])
+                assert (answer.status, answer.get("x-router-worker")) == (200, worker.url)
+                assert sampled(made)[number] == kept
+            assert {answer.get("x-router-attempts")} <= {"1", "2"}
+            assert all("kv_transfer_params" in body and "input_ids" not in body for body in turns(worker))
+            assert made.tito.capture.counts.untrainable == {}

@@ -1,0 +1,258 @@
+"""Keeps the experts that a worker chose for each token: asked for, found in the passing answer, checked, served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field, model_validator
+from starlette.routing import BaseRoute
+
+from router_core import (
+    ROUTED_EXPERTS,
+    Answer,
+    Attempt,
+    CallNext,
+    Exchange,
+    MalformedBody,
+    MemberStripper,
+    PluginSettings,
+    RoutedExperts,
+    Router,
+    Session,
+    StateKey,
+    WorkerFault,
+    hookimpl,
+)
+from router_routed_experts.asking import TARGETS, edits, read_asked
+from router_routed_experts.capture import Capture, Plan
+from router_routed_experts.layout import read_layout
+from router_routed_experts.reading import AnswerReader, Part
+from router_routed_experts.reasons import Reason, RowsError
+from router_routed_experts.routes import ExpertRoutes
+from router_routed_experts.rows import Layout, Verdict
+from router_routed_experts.sessions import SessionRows
+from router_routed_experts.sglext import SglextFilter
+from router_routed_experts.store import RowStore
+
+log = logging.getLogger(__name__)
+
+PLAN = StateKey[Plan]("routed experts plan")
+
+IN_LOOP_BYTES = 1 << 18
+"""Answers up to this size are judged where they come; a larger one is judged in a thread."""
+
+
+class RoutedExpertsPlugin:
+    """Asks for routed experts, reads them from the bytes that pass, and keeps them whole or marked."""
+
+    requires_api = ">=1,<2"
+
+    class Settings(PluginSettings):
+        model: str | None = None
+        """Directory of the checkpoint: its ``config.json`` tells layers, experts and which layers have none."""
+        layers: int | None = Field(default=None, ge=1)
+        """Layers of the model, where ``model`` is not given."""
+        top_k: int | None = Field(default=None, ge=1)
+        """Experts a token is routed to in each layer, where ``model`` is not given."""
+        num_experts: int | None = Field(default=None, ge=1)
+        """Experts of each layer, where ``model`` is not given; ids are checked against it."""
+        dense_layers: list[int] | None = None
+        """Layers without experts, where ``model`` is not given; all others must have some for each token."""
+        max_bytes: int = Field(default=4 << 30, ge=1)
+        """Most bytes of rows kept; the answer used longest ago goes first."""
+        ttl_s: float | None = Field(default=3600.0, gt=0)
+        """Seconds without use after which an answer's rows go."""
+        max_sessions: int = Field(default=100_000, ge=1)
+        """Most sessions of which is remembered what their next turn continues."""
+        max_answer_bytes: int = Field(default=64 << 20, ge=1)
+        """Most bytes of an answer, beside its routed experts, that are read to count its tokens."""
+
+        @model_validator(mode="after")
+        def _is_whole(self) -> RoutedExpertsPlugin.Settings:
+            told = {"layers", "top_k", "num_experts", "dense_layers"} & self.model_fields_set
+            if self.model is not None and told:
+                raise ValueError(f"model tells it already: {', '.join(sorted(told))}")
+            if (self.layers is None) != (self.top_k is None) or (self.layers is None and told):
+                raise ValueError("layers and top_k belong together")
+            self.layout()
+            return self
+
+        def layout(self) -> Layout | None:
+            """The model's layout, None where nothing is told. Raises ValueError for a model that cannot be read."""
+            if self.model is not None:
+                return read_layout(self.model)
+            if self.layers is None or self.top_k is None:
+                return None
+            dense = None if self.dense_layers is None else frozenset(self.dense_layers)
+            return Layout(self.layers, self.top_k, self.num_experts, dense)
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._router: Router
+        self._store = RowStore(
+            max_bytes=settings.max_bytes, ttl_s=settings.ttl_s, clock=lambda: self._router.clock.now()
+        )
+        self._sessions = SessionRows(self._store, max_sessions=settings.max_sessions)
+        self._layout = settings.layout()
+        self._capture = Capture(self._store, self._sessions, self._layout)
+
+    # --------------------------------------------------------------------------------------------- outside a request
+    @hookimpl
+    async def startup(self, router: Router) -> None:
+        self._router = router
+        if self._layout is None:
+            log.warning(
+                "SGLang says no shape of routed experts: set plugins.routed_experts.model to the checkpoint's directory"
+                " (or layers and top_k), else what SGLang workers send is incomplete (%s)",
+                Reason.LAYOUT_UNKNOWN,
+            )
+        if self._settings.ttl_s is not None:
+            router.spawn(self._expire_forever(self._settings.ttl_s), name="routed experts: idle rows")
+
+    async def _expire_forever(self, ttl_s: float) -> None:
+        while True:
+            await self._router.clock.sleep(min(60.0, ttl_s / 4))
+            self._store.expire()
+
+    @hookimpl
+    def routes(self) -> Sequence[BaseRoute]:
+        return ExpertRoutes(self._store).routes()
+
+    @hookimpl
+    def describe_session(self, session: Session) -> dict[str, Any] | None:
+        found = [(key, self._store.peek(key)) for key in self._sessions.keys(session.id)]
+        told = [
+            {
+                "rid": key,
+                "rows": entry.table.row_count,
+                "first_row": entry.table.start,
+                "complete": entry.is_complete,
+                "reasons": [str(complaint.reason) for complaint in entry.complaints],
+            }
+            for key, entry in found
+            if entry is not None
+        ]
+        return {"routed_experts": told} if told else None
+
+    @hookimpl
+    def session_closed(self, session: Session) -> None:
+        self._sessions.forget(session.id)
+
+    @hookimpl
+    def metrics(self) -> str:
+        counts = self._capture.counts
+        lines = [
+            "# HELP router_routed_experts_complete_total Answers whose routed experts are whole.",
+            "# TYPE router_routed_experts_complete_total counter",
+            f"router_routed_experts_complete_total {counts.complete}",
+            "# HELP router_routed_experts_incomplete_total Answers whose routed experts are not, by reason and worker.",
+            "# TYPE router_routed_experts_incomplete_total counter",
+            *(
+                f'router_routed_experts_incomplete_total{{reason="{reason}",worker="{worker}"}} {count}'
+                for (reason, worker), count in sorted(counts.incomplete.items())
+            ),
+            "# HELP router_routed_experts_rows_total Rows that workers sent and that were kept.",
+            "# TYPE router_routed_experts_rows_total counter",
+            f"router_routed_experts_rows_total {counts.rows}",
+            "# HELP router_routed_experts_bytes Bytes of rows kept.",
+            "# TYPE router_routed_experts_bytes gauge",
+            f"router_routed_experts_bytes {self._store.byte_count}",
+            "# HELP router_routed_experts_entries Answers whose rows are kept.",
+            "# TYPE router_routed_experts_entries gauge",
+            f"router_routed_experts_entries {len(self._store)}",
+            "# HELP router_routed_experts_dropped_total Answers whose rows were dropped: too many, or too old.",
+            "# TYPE router_routed_experts_dropped_total counter",
+            f"router_routed_experts_dropped_total {self._store.dropped}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    # ----------------------------------------------------------------------------------------------- during a request
+    @hookimpl
+    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
+        request = attempt.request
+        if exchange.target not in TARGETS or request.method not in ("POST", "PUT"):
+            return
+        try:
+            body = await request.json()
+        except MalformedBody:
+            return  # the worker says what is wrong with it
+        if not isinstance(body, Mapping):
+            return
+        asked = read_asked(exchange.target, body, [name for name, _ in request.headers])
+        plan = self._capture.plan(asked, exchange.session_id)
+        exchange.state[PLAN] = plan
+        for key, value in edits(asked, body, plan.start).items():
+            request.set_key(key, value)
+
+    @hookimpl
+    async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+        if exchange.target not in TARGETS:
+            return await call_next(exchange)
+        exchange.request.accept_identity()
+        answer = await call_next(exchange)
+        plan = exchange.state.get(PLAN)
+        if plan is not None and answer.status == 200:
+            answer.chunks = self._passing(exchange, plan, answer.chunks)
+        return answer
+
+    async def _passing(self, exchange: Exchange, plan: Plan, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The chunks as the client is to have them; the rows are there before it sees that the answer has ended."""
+        asked = plan.asked
+        reader = AnswerReader(asked.target, is_stream=asked.is_stream, max_bytes=self._settings.max_answer_bytes)
+        stripper = MemberStripper(*asked.hidden) if asked.hidden else None
+        events = SglextFilter() if asked.hides_sglext else None
+        try:
+            async for chunk in chunks:
+                reader.feed(chunk)
+                passed = chunk if stripper is None else stripper.feed(chunk)
+                if events is not None:
+                    passed = events.feed(passed)
+                if passed:
+                    yield passed
+        except WorkerFault as error:
+            self._lose(exchange, plan, RowsError(Reason.BROKEN, str(error)), reader)
+            raise
+        await self._take(exchange, plan, reader)
+        rest = b"" if stripper is None else stripper.rest()
+        if events is not None:
+            rest = events.feed(rest) + events.rest()
+        if rest:
+            yield rest
+
+    async def _take(self, exchange: Exchange, plan: Plan, reader: AnswerReader) -> None:
+        try:
+            if reader.bytes_fed <= IN_LOOP_BYTES:
+                judged = self._judged(plan, reader, exchange.id)
+            else:
+                judged = await asyncio.to_thread(self._judged, plan, reader, exchange.id)
+        except RowsError as error:
+            self._lose(exchange, plan, error, reader)
+            return
+        except Exception as error:  # the client has its answer: a fault here must not break it
+            log.error("routed experts of %r are lost", exchange, exc_info=error)
+            self._lose(exchange, plan, RowsError(Reason.UNREADABLE, repr(error)), reader)
+            return
+        for part, verdict in judged:
+            self._capture.keep(plan, part, verdict, _worker_of(exchange))
+        self._publish(exchange, judged[0][1])
+
+    def _judged(self, plan: Plan, reader: AnswerReader, fallback_key: str) -> list[tuple[Part, Verdict]]:
+        return [(part, self._capture.judge(plan, part)) for part in reader.finish(fallback_key)]
+
+    def _lose(self, exchange: Exchange, plan: Plan, error: RowsError, reader: AnswerReader) -> None:
+        self._capture.lose(plan, error, _worker_of(exchange), reader.id or exchange.id)
+        self._publish(exchange, Verdict(reason=error.reason, detail=error.detail))
+
+    @staticmethod
+    def _publish(exchange: Exchange, verdict: Verdict) -> None:
+        block, fault = verdict.block, "" if verdict.reason is None else f"{verdict.reason}: {verdict.detail}"
+        exchange.state[ROUTED_EXPERTS] = RoutedExperts(
+            block.experts if block else None, block.start if block else 0, fault
+        )
+
+
+def _worker_of(exchange: Exchange) -> str:
+    return exchange.worker.url if exchange.worker else "none"

@@ -1,0 +1,124 @@
+"""Header lists: ordered, repeated, raw; what passes a hop and what does not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router_core import Headers
+from router_core.headers import (
+    HOP_BY_HOP,
+    SERVER,
+    content_length,
+    end_to_end,
+    forwarded,
+    http_date,
+    is_fit_to_send,
+    named_by_connection,
+    one_date_and_server,
+)
+
+NAMES = st.sampled_from(
+    [b"X-A", b"x-b", b"Connection", b"Host", b"TE", b"Keep-Alive", b"Date", b"server", b"Set-Cookie"]
+)
+VALUES = st.binary(max_size=12).filter(lambda value: not set(value) & set(b"\r\n\0"))
+PAIRS = st.lists(st.tuples(NAMES, VALUES | st.sampled_from([b"close", b"x-a, X-B", b"keep-alive,x-b"])), max_size=10)
+
+
+@given(PAIRS)
+def test_end_to_end_fields_keep_order_repetition_and_value(pairs: list[tuple[bytes, bytes]]) -> None:
+    passed = end_to_end(pairs)
+    named = named_by_connection((name.lower(), value) for name, value in pairs)
+    dropped = HOP_BY_HOP | named
+    assert passed == [(name.lower(), value) for name, value in pairs if name.lower() not in dropped]
+    assert end_to_end(passed) == passed
+
+
+@given(PAIRS)
+def test_there_is_exactly_one_date_and_server(pairs: list[tuple[bytes, bytes]]) -> None:
+    raw = [(name.lower(), value) for name, value in pairs]
+    sent = one_date_and_server(raw)
+    for name, ours in ((b"date", http_date()), (b"server", SERVER)):
+        values = [value for field, value in raw if field == name]
+        assert [value for field, value in sent if field == name] == (values[:1] or [ours])
+    others = [pair for pair in raw if pair[0] not in (b"date", b"server")]
+    assert [pair for pair in sent if pair[0] not in (b"date", b"server")] == others
+
+
+@given(PAIRS, st.none() | st.sampled_from(["10.0.0.9", "::1"]))
+def test_the_hop_is_added_once_and_nothing_else_changes(pairs: list[tuple[bytes, bytes]], host: str | None) -> None:
+    raw = [(name.lower(), value) for name, value in pairs]
+    changed = list(raw)
+    forwarded(changed, host, "http")
+    assert [pair for pair in changed if not pair[0].startswith(b"x-forwarded")] == raw
+    hops = [value for name, value in changed if name == b"x-forwarded-for"]
+    assert hops == ([] if host is None else [host.encode()])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["A", "a", "b"]), st.text("xyz", max_size=3)), max_size=8))
+def test_reading_and_writing_agree(pairs: list[tuple[str, str]]) -> None:
+    headers = Headers()
+    for name, value in pairs:
+        headers.add(name, value)
+    lowered = [(name.lower(), value) for name, value in pairs]
+    assert list(headers) == lowered
+    for name in ("a", "B"):
+        wanted = [value for field, value in lowered if field == name.lower()]
+        assert headers.get_all(name) == wanted
+        assert headers.get(name) == (wanted[0] if wanted else None)
+        assert (name in headers) is bool(wanted)
+    copy = headers.copy()
+    copy.set("A", "one")
+    assert copy.get_all("a") == ["one"]
+    assert list(headers) == lowered
+    copy.remove("a")
+    assert "a" not in copy
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("", "x"), ("a b", "x"), ("a:", "x"), ("a\r", "x"), ("a", "x\r\ny"), ("a", "x\0"), ("a", "\n")]
+)
+def test_a_field_that_would_break_the_message_is_refused(name: str, value: str) -> None:
+    headers = Headers()
+    with pytest.raises(ValueError, match="not a header field"):
+        headers.add(name, value)
+    assert headers.raw == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "is_fit"),
+    [
+        ([], True),
+        ([(b"a", b"")], True),
+        ([(b"a-b_c.d~e!#$%&'*+^`|1", b"\t x \xff")], True),
+        ([(b"", b"x")], False),
+        ([(b"a b", b"x")], False),
+        ([(b"a\xff", b"x")], False),
+        ([(b"a", b"x\r")], False),
+        ([(b"a", b"x\x7f")], False),
+        ([(b"a", b"x\x00")], False),
+    ],
+)
+def test_what_may_be_sent(raw: list[tuple[bytes, bytes]], is_fit: bool) -> None:
+    assert is_fit_to_send(raw) is is_fit
+
+
+@pytest.mark.parametrize(
+    ("values", "length"),
+    [
+        ([], None),
+        ([b"5"], 5),
+        ([b"0"], 0),
+        ([b"5", b"5"], 5),
+        ([b"5", b"6"], None),
+        ([b"-5"], None),
+        ([b"5x"], None),
+        ([b""], None),
+    ],
+)
+def test_a_declared_length(values: list[bytes], length: int | None) -> None:
+    assert content_length([(b"content-length", value) for value in values]) == length
+
+
+def test_the_date_is_that_of_rfc_9110() -> None:
+    assert http_date().endswith(b" GMT")
+    assert len(http_date()) == 29
