@@ -102,11 +102,10 @@ class PrefixAffinity:
         prompt = exchange.state.get(PROMPT)
         if prompt is None:
             return None
-        least = min(worker.inflight for worker in workers)
         scores: dict[Worker, float] = {}
         for worker in workers:
             share = self._share(worker, prompt)
-            if share >= self._settings.min_share and not self._is_overloaded(worker, least):
+            if share >= self._settings.min_share and not self._is_overloaded(worker, workers):
                 scores[worker] = share
         if scores:
             self._hits += 1
@@ -153,12 +152,12 @@ class PrefixAffinity:
         share = self._index(worker).match(prompt.chain) / len(prompt.chain)
         return max(share, self._settings.off_gpu_factor * prompt.off_gpu.get(worker.url, 0.0))
 
-    def _is_overloaded(self, worker: Worker, least: int) -> bool:
-        settings = self._settings
-        return (
-            worker.inflight > least + settings.overload_absolute
-            and worker.inflight > least * settings.overload_relative
-        )
+    def _is_overloaded(self, worker: Worker, workers: Sequence[Worker]) -> bool:
+        settings, inflight = self._settings, worker.inflight
+        if inflight <= settings.overload_absolute:
+            return False  # the common case: no need to look for the least loaded one
+        least = min(other.inflight for other in workers)
+        return inflight > least + settings.overload_absolute and inflight > least * settings.overload_relative
 
     def _index(self, worker: Worker) -> PrefixIndex:
         """What is known of the worker's cache; nothing once that is known to be empty."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from router_core import Worker
@@ -21,8 +21,12 @@ class Gate:
     absolute: int
     relative: float
 
-    def is_overloaded(self, inflight: int, least: int) -> bool:
-        """``least`` is the smallest count among the workers that could take the request."""
+    def is_overloaded(self, worker: Worker, workers: Sequence[Worker]) -> bool:
+        """``workers`` are those that could take the request."""
+        inflight = worker.inflight
+        if inflight <= self.absolute:
+            return False  # the common case: no need to look for the least loaded one
+        least = min(other.inflight for other in workers)
         return inflight > least + self.absolute and inflight > least * self.relative
 
 
@@ -43,24 +47,20 @@ def place(own: Worker | None, workers: Sequence[Worker], gate: Gate, sessions_of
     if own is None or own not in workers:
         chosen = min(workers, key=lambda worker: (sessions_of(worker), worker.inflight, worker.last_pick))
         return Place(chosen, PLACED, "lost")
-    if gate.is_overloaded(own.inflight, _least(workers)):
+    if gate.is_overloaded(own, workers):
         return Place(min(workers, key=_load), LEAVES, "overloaded")
     return Place(own, STAYS, "stays")
 
 
-def place_by_hash(key: str, workers: Sequence[Worker], gate: Gate, ring: HashRing) -> Place:
-    """The first worker on the ring that may take it and is not overloaded. ``ring`` holds the workers' keys."""
-    by_name = {worker.key: worker for worker in workers}
-    least = _least(workers)
+def place_by_hash(
+    key: str, workers: Sequence[Worker], gate: Gate, ring: HashRing, by_name: Mapping[str, Worker]
+) -> Place:
+    """The first worker on the ring that may take it and is not overloaded; ``by_name`` are the members of the ring."""
     for name in ring.walk(key):
         worker = by_name.get(name)
-        if worker is not None and not gate.is_overloaded(worker.inflight, least):
+        if worker is not None and worker in workers and not gate.is_overloaded(worker, workers):
             return Place(worker, STAYS, "stays")
     return Place(min(workers, key=_load), PLACED, "lost")
-
-
-def _least(workers: Sequence[Worker]) -> int:
-    return min(worker.inflight for worker in workers)
 
 
 def _load(worker: Worker) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
@@ -30,12 +30,10 @@ from router_session_affinity.place import Gate, place, place_by_hash
 from router_session_affinity.ring import HashRing
 from router_session_affinity.table import SessionTable, Turn
 from router_session_affinity.wish import (
-    NO_WISH,
     RANK,
     WORKER,
     Pin,
     Wish,
-    pinned_is_out,
     pinned_workers,
     read_boolean,
     read_wish,
@@ -44,6 +42,8 @@ from router_session_affinity.wish import (
 GROUP_HEADER = "x-prompt-id"
 SESSION, GROUP = "session", "group"
 
+TOLD = (WORKER.encode(), RANK.encode())
+
 Key = tuple[str, str]
 
 
@@ -51,10 +51,11 @@ Key = tuple[str, str]
 class Affinity:
     """What one exchange asks for, and its turn once a worker was looked for."""
 
-    wish: Wish = NO_WISH
-    key: Key | None = None
-    mode: Literal["sticky", "hash"] = "sticky"
-    gate: Gate = field(default_factory=lambda: Gate(0, 1.0))
+    wish: Wish
+    key: Key | None
+    """None: nothing keeps it anywhere."""
+    mode: Literal["sticky", "hash"]
+    gate: Gate
     turn: Turn[Worker] | None = None
     why: str = "stays"
     """Why the newest choice was made."""
@@ -94,6 +95,9 @@ class SessionAffinity:
         self._settings = settings
         self._table: SessionTable[Worker] = SessionTable(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions)
         self._ring = HashRing(settings.virtual_nodes)
+        self._on_ring: dict[str, Worker] = {}
+        self._gates: dict[int, Gate] = {}
+        """The gate of each settings object: of the process and of profiles."""
         self._moves: Counter[str] = Counter()
         self._router: Router
 
@@ -101,8 +105,6 @@ class SessionAffinity:
     @hookimpl
     async def startup(self, router: Router) -> None:
         self._router = router
-        for worker in router.workers:
-            self._ring.add(worker.key)
         router.spawn(self._sweep_forever(), name="session affinity: idle sessions")
 
     async def _sweep_forever(self) -> None:
@@ -112,10 +114,12 @@ class SessionAffinity:
 
     @hookimpl
     def worker_changed(self, worker: Worker, new: WorkerState) -> None:
-        if new is WorkerState.REMOVED:
-            self._ring.remove(worker.key)
-        else:
+        if new is not WorkerState.REMOVED:
             self._ring.add(worker.key)
+            self._on_ring[worker.key] = worker
+        elif self._on_ring.get(worker.key) is worker:
+            self._ring.remove(worker.key)
+            del self._on_ring[worker.key]
 
     @hookimpl
     async def session_opened(self, session: Session, body: dict[str, Any]) -> None:
@@ -160,12 +164,9 @@ class SessionAffinity:
     async def request_start(self, exchange: Exchange) -> None:
         settings: SessionAffinity.Settings = exchange.settings(self)
         wish = read_wish(exchange.request.headers, pins_are_hard=settings.hard_pins)
-        affinity = Affinity(wish, mode=settings.mode, gate=Gate(settings.overload_absolute, settings.overload_relative))
-        if wish.is_sticky:
-            affinity.mode = "sticky"
-        if wish.is_sticky is not False:
-            affinity.key = self._key(exchange, settings, wish)
-        exchange.state[AFFINITY] = affinity
+        key = None if wish.is_sticky is False else self._key(exchange, settings, wish)
+        mode = "sticky" if wish.is_sticky else settings.mode
+        exchange.state[AFFINITY] = Affinity(wish, key, mode, self._gate(settings))
 
     @hookimpl
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Sequence[Worker] | None:
@@ -173,10 +174,12 @@ class SessionAffinity:
         if pin is None or not pin.is_hard:
             return None
         pinned = self._pinned(pin)
-        kept = [worker for worker in workers if worker in pinned]
-        if not kept:
-            raise pinned_is_out(pin, pinned)
-        return kept
+        for worker in workers:
+            if worker not in pinned:
+                exchange.leave_out(
+                    worker, f"the request is pinned to {pin}{'' if pinned else ', which is not registered'}"
+                )
+        return [worker for worker in workers if worker in pinned]
 
     @hookimpl
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:
@@ -184,7 +187,7 @@ class SessionAffinity:
         if affinity is None or affinity.key is None or self._pinned_among(exchange, workers):
             return None
         if affinity.mode == "hash":
-            found = place_by_hash(affinity.key[1], workers, affinity.gate, self._ring)
+            found = place_by_hash(affinity.key[1], workers, affinity.gate, self._ring, self._on_ring)
         else:
             turn = self._turn(affinity, affinity.key)
             found = place(turn.entry.worker, workers, affinity.gate, self._table.sessions_of)
@@ -206,8 +209,10 @@ class SessionAffinity:
     @hookimpl
     async def response_start(self, exchange: Exchange, answer: Answer) -> None:
         if exchange.worker is not None and answer.error_code is None:
-            answer.headers.set(WORKER, exchange.worker.base_id)
-            answer.headers.set(RANK, str(exchange.worker.dp_rank or 0))
+            fields = answer.headers.raw
+            fields[:] = [field for field in fields if field[0] not in TOLD]
+            fields.append((TOLD[0], exchange.worker.base_id.encode()))
+            fields.append((TOLD[1], b"%d" % (exchange.worker.dp_rank or 0)))
 
     @hookimpl
     def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
@@ -226,6 +231,12 @@ class SessionAffinity:
                 self._router.session_moved(affinity.key[1], old, worker)
 
     # ----------------------------------------------------------------------------------------------------- the pieces
+    def _gate(self, settings: Settings) -> Gate:
+        gate = self._gates.get(id(settings))
+        if gate is None:
+            gate = self._gates[id(settings)] = Gate(settings.overload_absolute, settings.overload_relative)
+        return gate
+
     def _key(self, exchange: Exchange, settings: Settings, wish: Wish) -> Key | None:
         """What this request is kept together by. Raises Reject (400) for a key that is too long."""
         kind: str = settings.key

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router_core import Headers, NoWorker, Reject, Worker
+from router_core import Headers, Reject, Worker
 
 WORKER, RANK = "x-base-worker-id", "x-target-dp-rank"
 ONCE, HARD, STICKY = "x-force-pin-once", "x-hard-pin", "x-is-sticky"
@@ -27,6 +27,9 @@ class Pin:
     """No other worker will do."""
     is_once: bool
     """It holds for the first attempt alone."""
+
+    def __str__(self) -> str:
+        return self.name if self.rank is None else f"{self.name}, rank {self.rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +83,3 @@ def _read_pin(found: dict[str, str], pins_are_hard: bool) -> Pin | None:
 def pinned_workers(pin: Pin, found: Sequence[Worker]) -> list[Worker]:
     """Those of the workers found by its name that have its rank; a worker without rank counts as rank 0."""
     return [worker for worker in found if pin.rank is None or (worker.dp_rank or 0) == pin.rank]
-
-
-def pinned_is_out(pin: Pin, pinned: Sequence[Worker]) -> NoWorker:
-    """What a request with a hard pin is told when nobody of ``pinned`` may take it."""
-    rank = "" if pin.rank is None else f", rank {pin.rank}"
-    if not pinned:
-        return NoWorker(f"{WORKER} {pin.name!r}{rank} is no registered worker, and the pin is hard", {})
-    reasons = {worker.url: _why_out(worker) for worker in pinned}
-    return NoWorker(f"{WORKER} {pin.name!r}{rank} may not take this request, and the pin is hard", reasons)
-
-
-def _why_out(worker: Worker) -> str:
-    if worker.is_ready:
-        return "ready, but not for this request"
-    return f"{worker.state}: {worker.reason}" if worker.reason else str(worker.state)

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any
 from router_core import ROUTED_EXPERTS, Answer, Attempt, CallNext, ClientLeft, Exchange, Headers, Reject
 
 from .call import Call, Head
-from .chat_request import ChatRequest, has_media
-from .drift import classify_drift, compare_anew, to_mismatches
-from .engines import RENDERED_ELSEWHERE, AnswerReader, Ask, UnknownEngineError
-from .errors import MessageError, TemplateRefusedError, TraceError, TurnRefusedError, UnrenderableError
-from .limits import check_prompt, room
+from .chat_request import ChatRequest
+from .engines import AnswerReader, Ask, UnknownEngineError
+from .errors import MessageError, TraceError, TurnRefusedError
+from .limits import room
 from .node import CommitResult
 from .packed import Ids
-from .render import RenderedPrompt
-from .renderers import Rendering
 from .results import NOT_A_SAMPLE, check_reading, turn_result
 from .session_options import LENGTHS, sampling_record
 from .session_trace import SessionTrace
 from .turn import PendingTurn
+from .turn_prompt import TurnPrompt
 
 if TYPE_CHECKING:
     from .capture import Capture
@@ -33,7 +31,6 @@ log = logging.getLogger(__name__)
 
 UNTRAINABLE_HEADER = "x-router-untrainable"
 EVENT_STREAM = "text/event-stream"
-OBSERVE = "observe"
 
 
 @dataclass(slots=True)
@@ -68,9 +65,7 @@ class CapturedTurn:
         self._overrides = overrides
         self._pending = pending
         self._call = call
-        self._rendering: Rendering | None = None
-        self._rendered: RenderedPrompt | None = None
-        self._mode = settings.mode
+        self._prompt = TurnPrompt(capture, exchange, settings, session, chat, pending)
         self._ask = Ask(chat.body, None)
         self._try: _Try | None = None
         self._prompt_ids: Ids | None = None
@@ -84,7 +79,12 @@ class CapturedTurn:
 
     async def _call_worker(self, call_next: CallNext) -> None:
         try:
-            await self._render()
+            await self._prompt.render()
+            self._ask = Ask(
+                {**self._chat.body, **self._overrides},
+                self._prompt.ids,
+                wants_experts=self._settings.routed_experts,
+            )
             for name, value in self._overrides.items():
                 self._exchange.request.set_key(name, value)
             self._exchange.request.accept_identity()
@@ -98,54 +98,9 @@ class CapturedTurn:
             self._refuse("failed")
             self._call.finish(error)
         else:
-            await self._look_back_quietly()
+            await self._prompt.look_back(self._prompt_ids, self._call.node_id)
 
     # -------------------------------------------------------------------------------------------------- the way there
-    async def _render(self) -> None:
-        """Find the ids to generate from. Raises Reject where the messages cannot be rendered, or there is no room."""
-        is_observed = self._mode in RENDERED_ELSEWHERE
-        if why := self._chat.renders_itself or ("media" if has_media(self._chat.messages) else ""):
-            self._observe(why)
-        elif is_observed:
-            await self._render_for_comparison()
-        else:
-            self._rendering = await self._capture.renderers.get()
-            try:
-                self._rendered = await self._rendering.door.run(self._rendering.renderer.render_turn, self._pending)
-            except UnrenderableError:
-                self._observe("media")
-            except TemplateRefusedError as error:
-                raise Reject(400, "template_refused", str(error), "messages") from None
-        prompt = self._rendered if self._mode not in RENDERED_ELSEWHERE else None
-        if prompt is not None:
-            self._check_prompt(len(prompt.ids))
-            self._capture.counts.bridges[prompt.no_bridge or prompt.how] += 1
-        self._ask = Ask(
-            {**self._chat.body, **self._overrides},
-            prompt.ids if prompt is not None else None,
-            wants_experts=self._settings.routed_experts,
-        )
-
-    def _check_prompt(self, prompt_tokens: int) -> None:
-        try:
-            check_prompt(self._session.options, prompt_tokens)
-        except Reject as error:
-            self._session.end_status = error.param
-            raise
-
-    def _observe(self, why: str) -> None:
-        self._mode = OBSERVE
-        self._capture.counts.observed[why] += 1
-
-    async def _render_for_comparison(self) -> None:
-        """Where the worker renders, what we would have: to measure drift, if there is a tokenizer to do it with."""
-        self._rendering = self._capture.renderers.ready
-        if self._rendering is not None:
-            try:
-                self._rendered = await self._rendering.door.run(self._rendering.renderer.render_turn, self._pending)
-            except (UnrenderableError, TemplateRefusedError) as error:
-                log.debug("%r: not compared: %s", self._exchange, error)
-
     async def prepare(self, attempt: Attempt) -> None:
         """The worker is known: write the request in its dialect. Raises Reject."""
         worker = attempt.worker
@@ -158,7 +113,7 @@ class CapturedTurn:
             return
         ask = self._within_room(attempt, facts.max_model_len)
         try:
-            engine = self._capture.engines.get(self._mode, facts.kind)
+            engine = self._capture.engines.get(self._prompt.mode, facts.kind)
         except UnknownEngineError as error:
             raise Reject(501, "unsupported_mode", f"{error} (plugins.tito.mode)") from None
         await engine.write(ask, attempt.request, worker)
@@ -281,7 +236,7 @@ class CapturedTurn:
         result = turn_result(
             reading,
             self._prompt_ids,
-            self._rendered,
+            self._prompt.rendered,
             sampling=sampling_record(self._chat.body, self._overrides, tried.ask.body),
             weight_version=known_version if known_version == tried.weight_version else None,
             wants_experts=self._settings.routed_experts,
@@ -303,32 +258,6 @@ class CapturedTurn:
     def _refuse(self, reason: str) -> None:
         self._capture.counts.refused[reason] += 1
         self._session.trace.refuse(reason)
-
-    # --------------------------------------------------------------------------------------------------- looking back
-    async def _look_back_quietly(self) -> None:
-        try:
-            await self._look_back()
-        except Exception as error:  # noqa: BLE001  # the turn is served and committed: a comparison may fail
-            log.warning("%r: its prompt could not be compared: %r", self._exchange, error)
-
-    async def _look_back(self) -> None:
-        """Once the client has its answer: did the worker generate from the ids that were meant? Were those right?"""
-        rendering, rendered, node_id = self._rendering, self._rendered, self._call.node_id
-        if rendering is None or rendered is None or self._prompt_ids is None:
-            return
-        if self._prompt_ids != rendered.ids:
-            kind = await rendering.door.run(
-                classify_drift, self._pending, rendered.ids, self._prompt_ids, rendering.renderer, rendering.tokenizer
-            )
-            self._session.drift[kind] += 1
-            self._capture.counts.drift[kind] += 1
-            log.warning("%r: the worker's prompt is not the one that was meant: %s", self._exchange, kind)
-        elif self._settings.debug and node_id is not None:
-            found = await rendering.door.run(
-                compare_anew, self._pending, rendered, rendering.renderer, rendering.tokenizer
-            )
-            self._session.note(to_mismatches(node_id, found))
-            self._capture.counts.mismatches.update(kind for kind, _, _ in found)
 
 
 def _open_headers(answer: Answer) -> Headers:

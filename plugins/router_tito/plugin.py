@@ -21,6 +21,7 @@ from router_core import (
 from router_tito.capture import TURN, Capture
 from router_tito.description import describe
 from router_tito.engines import RENDERED_ELSEWHERE
+from router_tito.export_routes import ExportRoutes
 from router_tito.metrics_page import render
 from router_tito.renderers import missing
 from router_tito.routes import CapabilityRoutes
@@ -40,6 +41,7 @@ class Tito:
     def __init__(self, settings: TitoSettings) -> None:
         self._settings = settings
         self._routes = CapabilityRoutes(settings)
+        self._exports = ExportRoutes(settings)
         self._capture: Capture | None = None
 
     @property
@@ -61,12 +63,13 @@ class Tito:
         if self._settings.mode not in RENDERED_ELSEWHERE and not capture.renderers.is_offered:
             raise ConfigError(missing(self._settings.tokenizer), key="plugins.tito.tokenizer")
         self._capture = self._routes.capture = capture
+        self._exports.router = router
         if capture.renderers.is_offered:
             router.spawn(capture.renderers.warm(router.clock), name="self-test of the chat template")
 
     @hookimpl
     def routes(self) -> Sequence[BaseRoute]:
-        return self._routes.routes()
+        return [*self._routes.routes(), *self._exports.routes()]
 
     @hookimpl
     def metrics(self) -> str | None:

@@ -6,14 +6,15 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from router_core import PluginSettings, per_exchange
+from router_core import per_exchange
 from router_tito.engines import MODES
 from router_tito.errors import MessageError
+from router_tito.export_settings import ExportSettings
 from router_tito.matcher import LOOSE_TOOL_CALL, Matcher
 from router_tito.render import Thinking
 
 
-class TitoSettings(PluginSettings):
+class TitoSettings(ExportSettings):
     """What is captured, how a turn is put to a worker, and what may be kept."""
 
     mode: str = per_exchange("inject")

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 
@@ -16,8 +16,16 @@ from tests.simulator.scenarios import SITUATIONS, Situation
 from tests.simulator.simulation import Result, Simulation
 from tests.simulator.trace import draw_trace
 
-HEAD = "| policy | makespan s | of least_inflight | prefix hits | turns moved | mean turn s | p99 s |"
-RULE = "|---|---:|---:|---:|---:|---:|---:|"
+Results = Mapping[tuple[str, str], Sequence[Result]]
+"""Policy's and situation's name -> a result for each seed."""
+
+FIGURES: dict[str, Callable[[Result], float]] = {
+    "Makespan in s": lambda result: result.makespan_s,
+    "Share of prompt tokens found in a cache, in %": lambda result: 100 * result.hit_share,
+    "Turns served by another worker than the turn before, in %": lambda result: 100 * result.moves / result.turns,
+    "Mean seconds of a turn": lambda result: statistics.mean(result.latencies_s),
+    "p99 seconds of a turn": lambda result: result.latency_s(0.99),
+}
 
 
 def run(policy: Policy, situation: Situation, seed: int) -> Result:
@@ -25,41 +33,30 @@ def run(policy: Policy, situation: Situation, seed: int) -> Result:
     return asyncio.run(Simulation(policy, situation.scenario).play(draw_trace(situation.shape, seed)))
 
 
-def row(policy: Policy, results: Sequence[Result], baseline_s: float | None) -> str:
-    """A line of the table: means over the seeds, the makespan with its smallest and largest."""
-
-    def mean(value: Callable[[Result], float]) -> float:
-        return statistics.mean(value(result) for result in results)
-
-    makespans = [result.makespan_s for result in results]
-    makespan = statistics.mean(makespans)
-    share = f"{makespan / baseline_s:.0%}" if baseline_s else ""
-    cells = (
-        policy.name,
-        f"{makespan:.0f} ({min(makespans):.0f} to {max(makespans):.0f})",
-        share,
-        f"{mean(lambda result: result.hit_share):.1%}",
-        f"{mean(lambda result: result.moves / result.turns):.1%}",
-        f"{mean(lambda result: statistics.mean(result.latencies_s)):.2f}",
-        f"{mean(lambda result: result.latency_s(0.99)):.1f}",
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-def compare(policies: Sequence[Policy], situations: Sequence[Situation], seeds: int, jobs: int) -> None:
-    """Prints a Markdown table for each situation."""
+def run_all(policies: Sequence[Policy], situations: Sequence[Situation], seeds: int, jobs: int) -> Results:
+    """Every policy in every situation with every seed."""
+    tasks = list(product(policies, situations, range(1, seeds + 1)))
     with ProcessPoolExecutor(jobs) as pool:
+        results = list(pool.map(run, *zip(*tasks, strict=True)))
+    return {
+        (policy.name, situation.name): results[at * seeds : (at + 1) * seeds]
+        for at, (policy, situation) in enumerate(product(policies, situations))
+    }
+
+
+def table(title: str, figure: Callable[[Result], float], results: Results, with_range: bool) -> str:
+    """A Markdown table, policies by situations: means over the seeds, on wish with the smallest and the largest."""
+    policies = list(dict.fromkeys(policy for policy, _ in results))
+    situations = list(dict.fromkeys(situation for _, situation in results))
+    lines = [f"**{title}**", "", f"| | {' | '.join(situations)} |", f"|---|{'---:|' * len(situations)}"]
+    for policy in policies:
+        cells = []
         for situation in situations:
-            pairs = list(product(policies, range(1, seeds + 1)))
-            results = list(
-                pool.map(run, [policy for policy, _ in pairs], [situation] * len(pairs), [seed for _, seed in pairs])
-            )
-            by_policy = {policy.name: results[at * seeds : (at + 1) * seeds] for at, policy in enumerate(policies)}
-            base = by_policy.get("least_inflight")
-            baseline_s = statistics.mean(result.makespan_s for result in base) if base else None
-            print(f"\n**{situation.name}**: {situation.about}\n\n{HEAD}\n{RULE}")
-            for policy in policies:
-                print(row(policy, by_policy[policy.name], baseline_s), flush=True)
+            values = [figure(result) for result in results[policy, situation]]
+            spread = f" ({min(values):.0f} to {max(values):.0f})" if with_range else ""
+            cells.append(f"{statistics.mean(values):.1f}{spread}")
+        lines.append(f"| {policy} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--situation", action="append", choices=[situation.name for situation in SITUATIONS])
     parser.add_argument("--policy", action="append", help="only policies whose name begins so; may be repeated")
     parser.add_argument("--gates", action="store_true", help="sticky sessions under many gates instead")
+    parser.add_argument("--ranges", action="store_true", help="show the smallest and largest of the seeds too")
     options = parser.parse_args(arguments)
     policies = gates() if options.gates else POLICIES
     if options.policy:
@@ -76,7 +74,11 @@ def main(arguments: Sequence[str]) -> int:
     if not policies:
         parser.error(f"no policy begins with {' or '.join(options.policy)}")
     situations = [s for s in SITUATIONS if not options.situation or s.name in options.situation]
-    compare(policies, situations, options.seeds, options.jobs)
+    for situation in situations:
+        print(f"- *{situation.name}*: {situation.about}")
+    results = run_all(policies, situations, options.seeds, options.jobs)
+    for title, figure in FIGURES.items():
+        print("\n" + table(title, figure, results, options.ranges))
     return 0
 
 

@@ -41,6 +41,6 @@ def gates() -> list[Policy]:
     """Sticky sessions under every gate that is worth a look."""
     return [
         affinity(f"sticky, gate {absolute}/{relative:g}", overload_absolute=absolute, overload_relative=relative)
-        for absolute in (0, 2, 4, 8, 16, 32, 64)
+        for absolute in (0, 4, 8, 16, 64)
         for relative in (1.1, 1.5, 2.0)
     ]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -158,14 +158,18 @@ def find_composer(name: str) -> type[TraceComposer]:
         composer = points[0].load()
     except Exception as error:
         raise ExportError(f"format {name!r} cannot be loaded from {points[0].value}: {error!r}") from error
-    if not (inspect.isclass(composer) and callable(getattr(composer, "compose", None))):
-        raise ExportError(f"format {name!r}: {points[0].value} is no class with a method compose(outcomes)")
-    return cast("type[TraceComposer]", composer)
+    if not (inspect.isclass(composer) and issubclass(composer, TraceComposer)):
+        raise ExportError(f"format {name!r}: {points[0].value} is no subclass of router_tito.exporters.TraceComposer")
+    return composer
+
+
+def forget_composers() -> None:
+    """Look again for what is installed; it does not change under most processes."""
+    _found.cache_clear()
 
 
 @cache
 def _found() -> dict[str, list[EntryPoint]]:
-    """Looked up once: what is installed does not change under a running process."""
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=ENTRY_POINTS):
         found.setdefault(point.name, []).append(point)

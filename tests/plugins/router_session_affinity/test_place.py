@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from router_session_affinity.place import LEAVES, PLACED, STAYS, Gate, place, place_by_hash
+from router_session_affinity.place import LEAVES, PLACED, STAYS, Gate, Place, place, place_by_hash
 from router_session_affinity.ring import HashRing
 
 from router_core import Worker
@@ -24,11 +25,12 @@ def workers_with(*inflight: int) -> list[Worker]:
     return workers
 
 
-def ring_of(workers: list[Worker]) -> HashRing:
+def hashed(key: str, candidates: list[Worker], workers: list[Worker]) -> Place:
+    """The place of a key when all of ``workers`` are registered."""
     ring = HashRing(64)
     for worker in workers:
         ring.add(worker.key)
-    return ring
+    return place_by_hash(key, candidates, GATE, ring, {worker.key: worker for worker in workers})
 
 
 def test_a_session_stays_with_its_worker_while_both_bounds_hold() -> None:
@@ -44,12 +46,13 @@ def test_a_session_leaves_an_overloaded_worker_for_the_least_loaded() -> None:
     assert (found.worker, found.score, found.why) == (least, LEAVES, "overloaded")
 
 
-def test_load_that_is_only_relatively_or_only_absolutely_more_is_no_overload() -> None:
-    assert not GATE.is_overloaded(4, 0)
-    assert GATE.is_overloaded(5, 0)
-    assert not GATE.is_overloaded(25, 20)
-    assert not GATE.is_overloaded(30, 20)
-    assert GATE.is_overloaded(31, 20)
+@pytest.mark.parametrize(
+    ("inflight", "least", "is_overloaded"),
+    [(4, 0, False), (5, 0, True), (25, 20, False), (30, 20, False), (31, 20, True), (0, 0, False)],
+)
+def test_an_overload_is_absolutely_and_relatively_more(inflight: int, least: int, is_overloaded: bool) -> None:
+    workers = workers_with(inflight, least)
+    assert GATE.is_overloaded(workers[0], workers) is is_overloaded
 
 
 def test_a_new_session_goes_where_the_fewest_sessions_are_then_the_fewest_requests() -> None:
@@ -78,10 +81,9 @@ keys = st.text(max_size=20)
 @given(key=keys, out=st.sets(st.integers(0, 5), max_size=5))
 def test_a_hashed_key_moves_only_when_its_own_worker_is_out(key: str, out: set[int]) -> None:
     workers = workers_with(0, 0, 0, 0, 0, 0)
-    ring = ring_of(workers)
-    own = place_by_hash(key, workers, GATE, ring).worker
+    own = hashed(key, workers, workers).worker
     left = [worker for number, worker in enumerate(workers) if number not in out]
-    found = place_by_hash(key, left, GATE, ring)
+    found = hashed(key, left, workers)
     assert found.worker in left
     if own in left:
         assert (found.worker, found.score, found.why) == (own, STAYS, "stays")
@@ -90,10 +92,10 @@ def test_a_hashed_key_moves_only_when_its_own_worker_is_out(key: str, out: set[i
 @given(key=keys, loads=st.lists(st.integers(0, 40), min_size=6, max_size=6))
 def test_a_hashed_key_is_never_given_to_an_overloaded_worker(key: str, loads: list[int]) -> None:
     workers = workers_with(*loads)
-    chosen = place_by_hash(key, workers, GATE, ring_of(workers)).worker
-    assert not GATE.is_overloaded(chosen.inflight, min(loads))
+    chosen = hashed(key, workers, workers).worker
+    assert not GATE.is_overloaded(chosen, workers)
 
 
 def test_workers_that_the_ring_does_not_know_are_taken_by_load() -> None:
     first, second = workers_with(3, 1)
-    assert place_by_hash("k", [first, second], GATE, HashRing(8)).worker is second
+    assert place_by_hash("k", [first, second], GATE, HashRing(8), {}).worker is second

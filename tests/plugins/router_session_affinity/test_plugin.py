@@ -325,15 +325,17 @@ async def test_a_hard_pin_is_refused_when_its_worker_is_unknown_or_out() -> None
     async with running_pool(2) as pool:
         unknown = await pool.ask(base_worker_id="w-000000000000", hard_pin="true")
         assert (unknown.status, unknown.get("retry-after")) == (503, "1")
-        assert "w-000000000000" in unknown.json()["error"]["message"]
+        reasons = unknown.json()["error"]["workers"]
+        assert set(reasons.values()) == {"the request is pinned to w-000000000000, which is not registered"}
         wrong_rank = await pool.ask(worker=0, target_dp_rank="2", hard_pin="true")
         assert wrong_rank.status == 503
         await pool.workers[0].stop()
         await pool.until_out(0)
         out = await pool.ask(worker=0, hard_pin="true")
         assert out.status == 503
-        (reason,) = out.json()["error"]["workers"].values()
-        assert reason.startswith("quarantined")
+        reasons = out.json()["error"]["workers"]
+        assert reasons[pool.workers[0].url].startswith("quarantined")
+        assert reasons[pool.workers[1].url] == f"the request is pinned to {pool.workers[0].url}"
         assert await pool.served_by(worker=1, hard_pin="true") == 1
 
 

@@ -167,6 +167,13 @@ async def test_answers_get_the_room_that_the_session_has_left_and_then_it_stops(
         assert made.trace("o").end_status == "max_total_tokens"
 
 
+async def test_an_observed_session_stops_too_once_what_is_known_of_it_is_too_long() -> None:
+    async with captured_worker(mode="observe") as (worker, made):
+        await made.open("o", max_total_tokens=20)
+        messages = await dialogue(made, worker, 1, "o")
+        assert error(await made.chat(messages, session_id="o"))["param"] == "max_total_tokens"
+
+
 async def test_an_answer_of_no_stated_length_is_limited_and_a_shorter_one_left_alone() -> None:
     async with captured_worker() as (worker, made):
         await made.open("o", max_total_tokens=60)

@@ -81,6 +81,7 @@ def test_a_dump_of_another_version_or_other_matchers_is_refused() -> None:
         (("nodes", 0, "experts", 0, "shape"), [3, 2, 2]),
         (("nodes", 0, "experts", 0, "offset"), 1),
         (("untrainable", 0, "message_hash"), "xy"),
+        (("untrainable", 0, "request"), "xy"),
     ],
 )
 def test_a_damaged_dump_is_refused(path: tuple[Any, ...], value: Any) -> None:

@@ -90,5 +90,7 @@ def test_a_turn_that_was_not_captured_but_tried_again_leaves_no_mark() -> None:
     trace.commit(trace.prepare_turn(ASK), answer([10], assistant("a"), [1]))
     history = [*ASK, assistant("a"), tool("r")]
     trace.mark_untrainable(trace.prepare_turn(history), "no_ids")
+    assert [turn.turn_id for turn in trace.lost] == [2]
     trace.commit(trace.prepare_turn(history), answer([20], assistant("b"), [1, 10, 2]))
     assert trace.branches()[0].is_complete
+    assert trace.lost == []

@@ -1,0 +1,179 @@
+"""The hooks of partial rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import orjson
+from pydantic import Field
+
+from router_core import (
+    Answer,
+    Attempt,
+    CallNext,
+    Exchange,
+    MemberStripper,
+    PluginSettings,
+    Reject,
+    Router,
+    Scores,
+    StateKey,
+    Worker,
+    WorkerFault,
+    hookimpl,
+    per_exchange,
+)
+from router_partial_rollout.rollout import Counts, Limits, Rollout, read_part
+from router_partial_rollout.stream import is_stream, stream
+from router_partial_rollout.text import Texts
+from router_partial_rollout.wire import SegmentError
+
+HEADER = "x-partial-rollout"
+TARGETS = frozenset(("/generate", "/v1/completions", "/v1/chat/completions"))
+ROLLOUT = StateKey[Rollout]("partial rollout")
+
+
+class PartialRollout:
+    """Asks for the rest of a generation that its worker cut short, as often as needed."""
+
+    requires_api = ">=1,<2"
+
+    class Settings(PluginSettings):
+        weight: float = Field(default=2.0, ge=0)
+        """Factor of this plugin's scores: the rest goes to the worker that has the beginning in its cache."""
+        when: Literal["window", "always", "never"] = per_exchange("window")
+        """Which aborts are continued: those inside a pause or weight update, all, or none. A request's own header
+        ``x-partial-rollout: true`` means all, ``false`` none."""
+        window_grace_s: float = per_exchange(10.0, ge=0)
+        """Seconds after the end of a window in which an abort still counts as its effect."""
+        max_dispatches: int = per_exchange(64, ge=1)
+        """Most workers' answers that one answer is joined of."""
+        max_idle_dispatches: int = per_exchange(8, ge=1)
+        """Most aborts without a token, one after another, after which the request is asked for again."""
+        continue_lost: bool = per_exchange(False)
+        """Whether a stream whose worker was lost after tokens came goes on at another worker. It may have been the
+        request that killed the worker."""
+        call_timeout_s: float = Field(default=10.0, gt=0)
+        """Seconds a worker gets to turn ids into text, or a text into ids, where no tokenizer is loaded."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._counts = Counts()
+        self._router: Router
+        self._texts: Texts
+
+    @hookimpl
+    async def startup(self, router: Router) -> None:
+        self._router = router
+        self._texts = Texts(router, timeout_s=self._settings.call_timeout_s)
+
+    @hookimpl
+    async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+        settings: PartialRollout.Settings = exchange.settings(self)
+        when = _when(exchange, settings)
+        if when == "never" or exchange.request.method != "POST" or exchange.target not in TARGETS:
+            return await call_next(exchange)
+        await exchange.request.body()  # kept: it may be sent more than once
+        exchange.request.accept_identity()
+        limits = Limits(
+            is_always=when == "always",
+            window_grace_s=settings.window_grace_s,
+            max_dispatches=settings.max_dispatches,
+            max_idle_dispatches=settings.max_idle_dispatches,
+            continues_lost=settings.continue_lost,
+        )
+        rollout = Rollout(exchange, call_next, limits, router=self._router, texts=self._texts, counts=self._counts)
+        exchange.state[ROLLOUT] = rollout
+        try:
+            return await _answer(rollout)
+        except SegmentError as error:
+            raise Reject(502, "segment_mismatch", f"the segments of the answer do not fit together: {error}") from None
+
+    @hookimpl
+    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
+        if (rollout := exchange.state.get(ROLLOUT)) is not None:
+            await rollout.prepare(attempt)
+
+    @hookimpl
+    def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:
+        rollout = exchange.state.get(ROLLOUT)
+        if rollout is None or rollout.whole is None:
+            return None
+        return {worker: 1.0 for worker in workers if rollout.is_hinted(worker)}
+
+    @hookimpl
+    def metrics(self) -> str:
+        counts = self._counts
+        told = {"continued": counts.continued, "joined": counts.joined, "kept_tokens": counts.kept_tokens}
+        lines = []
+        for name, value in told.items():
+            lines += [f"# TYPE router_partial_rollout_{name}_total counter"]
+            lines += [f"router_partial_rollout_{name}_total {value}"]
+        lines.append("# TYPE router_partial_rollout_final_aborts_total counter")
+        lines += [
+            f'router_partial_rollout_final_aborts_total{{reason="{why}"}} {count}'
+            for why, count in sorted(counts.final.items())
+        ]
+        return "\n".join(lines)
+
+
+async def _answer(rollout: Rollout) -> Answer:
+    """One answer, whole, or as a stream that is one."""
+    answer = await rollout.dispatch()
+    while answer.status == 200 and answer.error_code is None and rollout.wire is not None and _is_plain(answer):
+        if is_stream(answer):
+            answer.chunks = stream(rollout, answer.chunks)
+            return answer
+        try:
+            body = await answer.body()
+        except WorkerFault:
+            if rollout.whole is None:
+                raise
+            return await _joined(rollout, answer)
+        part = read_part(body) if rollout.whole is not None or b'"abort"' in body else None
+        if part is None:
+            return _stripped(rollout, answer, body)
+        if rollout.wire.finish(part).is_abort and await rollout.is_continued(part):
+            if rollout.wire.ids(part):
+                rollout.take(part)
+            rest = await rollout.dispatch_rest()
+            if rest is not None:
+                answer = rest
+                continue
+        elif rollout.whole is not None:
+            rollout.take(part)
+        if rollout.whole is not None:
+            return await _joined(rollout, answer)
+        return _stripped(rollout, answer, orjson.dumps(part) if rollout.is_changed else body)
+    return answer
+
+
+async def _joined(rollout: Rollout, answer: Answer) -> Answer:
+    whole = await rollout.finished()
+    return _stripped(rollout, answer, orjson.dumps(whole))
+
+
+def _stripped(rollout: Rollout, answer: Answer, body: bytes) -> Answer:
+    """The answer with this body, without the ids that the client did not ask for."""
+    if rollout.is_stripped and rollout.wire is not None:
+        stripper = MemberStripper(*rollout.wire.extra_members)
+        body = stripper.feed(body) + stripper.rest()
+    if body is not answer.ready_body:
+        answer.set_body(body)
+    return answer
+
+
+def _is_plain(answer: Answer) -> bool:
+    return (answer.headers.get("content-encoding") or "identity").lower() == "identity"
+
+
+def _when(exchange: Exchange, settings: PartialRollout.Settings) -> str:
+    """What the request wants, else the settings. Raises Reject (400)."""
+    given = exchange.request.headers.get(HEADER)
+    if given is None:
+        return settings.when
+    exchange.request.headers.remove(HEADER)
+    if given.strip().lower() not in ("true", "false"):
+        raise Reject(400, "bad_value", f"{HEADER} must be true or false, not {given[:64]!r}", HEADER)
+    return "always" if given.strip().lower() == "true" else "never"

@@ -1,0 +1,182 @@
+"""What joining needs of a wire: how a generation is asked, read and continued. Knows no HTTP and no router."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Json = dict[str, Any]
+
+ABORT, LENGTH = "abort", "length"
+
+
+class SegmentError(Exception):
+    """Two segments cannot be one answer: something is missing in one of them, or has another shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a generation ended. ``matched``: the stop text or id; ``status``: an error that the worker saw in it."""
+
+    kind: str | None
+    matched: str | int | None = None
+    status: int | None = None
+
+    @property
+    def is_abort(self) -> bool:
+        """Cut short, and not because the request itself is wrong."""
+        return self.kind == ABORT and (self.status is None or self.status >= 500)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Output tokens ``start`` to ``end`` (exclusive) and the weight version that sampled them, None if unknown."""
+
+    version: str | None
+    start: int
+    end: int
+
+    def moved(self, by: int) -> Span:
+        return Span(self.version, self.start + by, self.end + by)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What has to be said for the rest: keys of the body to set and to take out."""
+
+    set: Mapping[str, Any]
+    remove: Sequence[str] = ()
+
+
+class Wire(Protocol):
+    """One call of an engine. An answer is its JSON object; streamed answers are brought into the same shape."""
+
+    flags: Mapping[str, Any]
+    """Keys that the first request must have so that its answer can be continued..."""
+    extra_members: Sequence[bytes]
+    """...and the members that come of them, to be taken out again where the client did not ask."""
+
+    def why_not(self, body: Json) -> str | None:
+        """Why an answer to this request cannot be continued; None: it can."""
+        ...
+
+    def prompt(self, body: Json) -> list[int] | str | None:
+        """The prompt's ids, or its text."""
+        ...
+
+    def prompt_ids_told(self, answer: Json) -> list[int] | None:
+        """The prompt's ids as the worker read them, where it says so."""
+        ...
+
+    def prompt_tokens(self, answer: Json) -> int | None: ...
+
+    def budget(self, body: Json) -> int | None:
+        """Most output tokens; None: as many as there is room for."""
+        ...
+
+    def experts_start(self, body: Json) -> int: ...
+
+    def stops(self, body: Json) -> list[str]: ...
+
+    def keeps_stop(self, body: Json) -> bool:
+        """Whether the text keeps the stop that ended it."""
+        ...
+
+    def skips_special(self, body: Json) -> bool: ...
+
+    def continuation(self, body: Json, prompt_ids: list[int], ids: list[int], start: int | None) -> Continuation:
+        """``ids``: the output so far; ``start``: the first row of routed experts that is wanted, None as it was."""
+        ...
+
+    def ids(self, answer: Json) -> list[int] | None: ...
+
+    def text(self, answer: Json) -> str: ...
+
+    def shows_partial(self, answer: Json) -> bool:
+        """Whether a text that ends within a character shows that."""
+        ...
+
+    def set_text(self, answer: Json, text: str) -> None: ...
+
+    def finish(self, answer: Json) -> Finish: ...
+
+    def end_by_length(self, answer: Json) -> None:
+        """An abort that came when all tokens were there already."""
+        ...
+
+    def check_logprobs(self, body: Json, answer: Json) -> None:
+        """Raises SegmentError where they are asked for and are not one for each token."""
+        ...
+
+    def spans(self, answer: Json) -> list[Span]:
+        """Empty where the worker does not say."""
+        ...
+
+    def experts(self, answer: Json) -> Any:
+        """Routed experts as they came; None without."""
+        ...
+
+    def set_experts(self, answer: Json, experts: Any) -> None: ...
+
+    def join_experts(self, first: Any, first_rows: int, second: Any, second_rows: int) -> Any:
+        """Raises SegmentError."""
+        ...
+
+    def join(self, whole: Json, part: Json) -> Json:
+        """One answer of two, but for the text at the seam, the experts and the segments."""
+        ...
+
+    def set_segments(self, answer: Json, segments: list[Json]) -> None: ...
+
+
+def joined_spans(first: Sequence[Span], second: Sequence[Span], offset: int) -> list[Span]:
+    """Spans of an answer, and of what follows its first ``offset`` tokens; neighbours of one version become one."""
+    spans: list[Span] = []
+    for span in [*first, *(span.moved(offset) for span in second)]:
+        if span.start == span.end:
+            continue
+        if spans and spans[-1].version == span.version and spans[-1].end == span.start:
+            spans[-1] = Span(span.version, spans[-1].start, span.end)
+        else:
+            spans.append(span)
+    return spans
+
+
+def as_ids(value: Any) -> list[int] | None:
+    """A list of token ids, or None for anything else."""
+    if isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+        return value
+    return None
+
+
+def as_count(value: Any) -> int | None:
+    """A whole number of at least 0, or None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def as_object(value: Any) -> Json:
+    """A JSON object; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_texts(value: Any) -> list[str]:
+    """A text or list of texts as a list."""
+    listed = value if isinstance(value, list) else [value]
+    return [item for item in listed if isinstance(item, str) and item]
+
+
+def read_spans(value: Any) -> list[Span]:
+    """SGLang's ``weight_versions``."""
+    spans = []
+    for item in value if isinstance(value, list) else []:
+        start, end = as_count(as_object(item).get("start")), as_count(as_object(item).get("end"))
+        if start is None or end is None:
+            return []
+        version = item.get("version")
+        spans.append(Span(None if version is None else str(version), start, end))
+    return spans
+
+
+def told_spans(spans: Sequence[Span]) -> list[Json]:
+    return [{"version": span.version, "start": span.start, "end": span.end} for span in spans]
