@@ -270,22 +270,34 @@ def _by_position(function: Callable[..., Any], taken: tuple[str, ...], spec: tup
 
 
 # ------------------------------------------------------------------------------------------------- --middleware-paths
+_FORM = "pkg.mod:Class, the module found in the current directory or installed"
+
+
 def import_path(path: str, where: str) -> Any:
     """The object that ``pkg.mod:Class`` or ``pkg.mod.Class`` names. Raises ConfigError."""
     module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
-    if not module_name or not attribute:
-        raise ConfigError(f"{path!r} is not of the form pkg.mod:Class", where=where)
+    dotted = f"{module_name}.{attribute}".split(".")
+    if module_name.endswith(".py") or attribute == "py" or not all(part.isidentifier() for part in dotted):
+        raise ConfigError(f"{path!r} is not of the form {_FORM}", where=where)
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{path!r} cannot be imported: {error}", where=where) from error
     except Exception as error:
-        raise ConfigError(f"{path!r} cannot be imported: {error!r}", where=where) from error
+        raise ConfigError(
+            f"{path!r} cannot be imported: {_why_not_imported(error, module_name)}", where=where
+        ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"{path!r}: {module_name} has no {part!r}", where=where)
         found = getattr(found, part)
     return found
+
+
+def _why_not_imported(error: Exception, module_name: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+        return f"there is no module {error.name!r} in the current directory, nor an installed one (form: pkg.mod:Class)"
+    if isinstance(error, SyntaxError):
+        return f"a syntax error in {error.filename}, line {error.lineno}: {error.msg}"
+    return str(error) if isinstance(error, ImportError) else repr(error)
 
 
 def is_plugin_class(cls: Any) -> bool:
