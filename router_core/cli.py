@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_configuration(serve)
     serve.set_defaults(run=_serve)
 
-    check = commands.add_parser("check", help="validate the configuration without binding a port")
+    check = commands.add_parser("check", help="validate the configuration and make all plugins, without starting them")
     _add_configuration(check)
     check.set_defaults(run=_check)
 
@@ -112,7 +112,8 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     application = _application(options)
-    print(f"ok: {len(application.registry.plugins)} plugins: {', '.join(application.plans.default.names) or 'none'}")
+    made, on = len(application.registry.plugins), ", ".join(application.plans.default.names) or "none"
+    print(f"ok (plugins were made, not started): {made} made, on: {on}; file: {application.config.file or 'none'}")
     return 0
 
 

@@ -6,7 +6,6 @@ hook, the wrong kind of function, ordering marks) is an error here.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -21,7 +20,7 @@ from pydantic import ValidationError
 
 from router_core import hookspecs
 from router_core.breaker import Breaker
-from router_core.config import Config, config_error
+from router_core.config import Config, config_error, did_you_mean
 from router_core.errors import ConfigError
 from router_core.hookspecs import API_VERSION, ASYNC, IN_REQUEST, OUTSIDE_REQUEST, PROJECT
 from router_core.plan import LoadedPlugin
@@ -111,8 +110,7 @@ class Registry:
                 )
 
     def _suggest(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._sources, n=1)
-        return f"; did you mean {near[0]!r}?" if near else f"; installed: {', '.join(sorted(self._sources)) or 'none'}"
+        return did_you_mean(name, self._sources, f"; installed: {', '.join(sorted(self._sources)) or 'none'}")
 
     def _find(self, name: str) -> PluginSource:
         if name not in self._sources:
@@ -161,7 +159,7 @@ class Registry:
         try:
             return model.model_validate({**self._config.plugins.get(name, {}), **(overrides or {})})
         except ValidationError as error:
-            raise config_error(error, f"{prefix}plugins.{name}.", self._config.sources) from None
+            raise config_error(error, model, f"{prefix}plugins.{name}", self._config.sources) from None
 
     def _register(self, plugin: LoadedPlugin, origin: str) -> None:
         try:
@@ -237,8 +235,7 @@ def _check_class(name: str, cls: type[Any], origin: str) -> None:
 
 def _check_hook(name: str, hook: str, function: Any, options: Mapping[str, Any], origin: str) -> None:
     if hook not in HOOKS:
-        near = difflib.get_close_matches(hook, HOOKS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; hooks: {', '.join(HOOKS)}"
+        hint = did_you_mean(hook, HOOKS, f"; hooks: {', '.join(HOOKS)}")
         raise ConfigError(f"plugin {name!r}: there is no hook {hook!r}{hint}", where=origin)
     for mark in ("tryfirst", "trylast", "wrapper", "hookwrapper", "optionalhook"):
         if options.get(mark):
