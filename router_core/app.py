@@ -59,6 +59,7 @@ class Application:
             self.registry.enabled,
             self.registry.profiles,
             profile=config.profile,
+            installed=self.registry.installed,
             hook_timeout_s=settings.hook_timeout_s,
         )
         self._tasks = Tasks(settings.max_background_tasks)
