@@ -10,8 +10,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import EADDRNOTAVAIL
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,8 +42,8 @@ QUIET = (
 )
 
 
-def bind(host: str, port: int, where: str = "") -> socket.socket:
-    """A listening socket. Raises ConfigError, naming ``where`` it was set, when port or address cannot be had."""
+def bind(host: str, port: int, where: Callable[[str], str] = lambda _: "") -> socket.socket:
+    """A listening socket. Raises ConfigError when port or address cannot be had; ``where`` a key was set is said."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -53,9 +54,11 @@ def bind(host: str, port: int, where: str = "") -> socket.socket:
         except BaseException:
             listener.close()
             raise
-    except OSError as error:
-        message = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        raise ConfigError(message, where=where, key="router.port") from None
+    except (OSError, OverflowError) as error:
+        is_host = isinstance(error, socket.gaierror) or getattr(error, "errno", None) == EADDRNOTAVAIL
+        key = "router.host" if is_host else "router.port"
+        message = f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(message, where=where(key), key=key) from None
     return listener
 
 
@@ -253,7 +256,7 @@ def serve(application: Application) -> int:
     settings = config.router
     set_up_logging(settings.log_level)
     _clear_ready_file(settings.ready_file, config.where("router.ready_file"))
-    listener = bind(settings.host, settings.port, config.where("router.port"))
+    listener = bind(settings.host, settings.port, config.where)
     _raise_file_limit()
     server = _ProcessServer(application, listener)
     try:
