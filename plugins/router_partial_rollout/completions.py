@@ -168,7 +168,10 @@ class Completions:
         return joined
 
     def set_segments(self, answer: Json, segments: list[Json]) -> None:
-        answer["metadata"] = {**as_object(answer.get("metadata")), "segments": segments}
+        """The newest version stands first: who looks for the worker's version in these bytes finds that one."""
+        newest = segments[-1]["weight_version"] if segments else None
+        told = {} if newest is None else {"weight_version": newest}
+        answer["metadata"] = {**told, **as_object(answer.get("metadata")), "segments": segments}
 
 
 def head_of(answer: Json) -> Json:

@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -87,6 +87,12 @@ def events(answer: RawAnswer) -> list[dict[str, Any]]:
 
 def rows(meta: dict[str, Any]) -> np.ndarray:
     return np.frombuffer(pybase64.b64decode(meta["routed_experts"]), "<i4").reshape(-1, *ROW)
+
+
+async def until(is_true: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110 - neither engine nor router sets an event for tests
+            await asyncio.sleep(0.001)
 
 
 class Aborter:
@@ -269,3 +275,28 @@ def of_deltas(told: list[dict[str, Any]]) -> dict[str, Any]:
         "usage": {key: usage[key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")},
         "segments": segments[0] if segments else [],
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+async def test_versions_of_earlier_segments_are_not_taken_for_the_workers(dialect: str, stream: bool) -> None:
+    async with pool(1, dialect=dialect, delay_s=0.01, enabled=WITH_TOKENIZER) as (router, [served]):
+        engine, worker = served.engine, next(iter(router.application.workers))
+
+        async def call(target: str, body: Any = None) -> None:
+            assert (await exchange_once(router.port, target=target, json=body)).status == 200
+
+        await call("/workers/update_weight_version", [{"worker_id": served.url, "weight_version": "0"}])
+        asked = asyncio.create_task(complete(router, completion(1, 30, stream=stream)))
+        for version in ("1", "2"):
+            await until(lambda: any(generation.output_ids for generation in engine.unfinished()))
+            await call("/routing/pause?wait=true")
+            engine.abort_all()
+            await until(lambda: len(router.application.holds) == 1)
+            engine.weight_version = version
+            await call("/workers/update_weight_version", [{"worker_id": served.url, "weight_version": version}])
+            await call("/routing/resume")
+        answer = await asked
+        told = [event for event in events(answer) if event.get("metadata")][-1] if stream else answer.json()
+        assert [segment["weight_version"] for segment in told["metadata"]["segments"]] == ["0", "1", "2"]
+        assert (worker.weight_version, worker.pending_weight_version) == ("2", None)
