@@ -6,11 +6,12 @@ import asyncio
 import json
 from typing import Any
 
+from router_partial_rollout.plugin import PartialRollout
+
 from router_core import Answer, Attempt, CallNext, Exchange, hookimpl
 from router_core.reference_engine import running_engine
 from router_core.testing import ScriptedWorker, exchange_once
 from router_core.testing.router import running_router
-from router_partial_rollout.plugin import PartialRollout
 
 IDS = [5, 6, 7, 8]
 
