@@ -20,6 +20,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import ValidationError
 
 from router_core import hookspecs
+from router_core.breaker import Breaker
 from router_core.config import Config, config_error
 from router_core.errors import ConfigError
 from router_core.hookspecs import API_VERSION, ASYNC, IN_REQUEST, OUTSIDE_REQUEST, PROJECT
@@ -46,8 +47,11 @@ class PluginSource:
 def installed() -> dict[str, PluginSource]:
     """Every plugin that an installed distribution offers, by name, without importing one."""
     found: dict[str, PluginSource] = {}
+    read: dict[int, tuple[str, str]] = {}  # a distribution parses its metadata anew whenever it is asked
     for point in entry_points(group=ENTRY_POINTS):
-        source = _of_entry_point(point)
+        if id(point.dist) not in read:
+            read[id(point.dist)] = (point.dist.name, point.dist.version) if point.dist else ("?", "?")
+        source = _of_entry_point(point, *read[id(point.dist)])
         other = found.get(point.name)
         if other is not None and other.distribution != source.distribution:
             raise ConfigError(
@@ -58,12 +62,11 @@ def installed() -> dict[str, PluginSource]:
     return found
 
 
-def _of_entry_point(point: EntryPoint) -> PluginSource:
-    dist = point.dist
+def _of_entry_point(point: EntryPoint, distribution: str, version: str) -> PluginSource:
     return PluginSource(
         name=point.name,
-        distribution=dist.name if dist else "?",
-        version=dist.version if dist else "?",
+        distribution=distribution,
+        version=version,
         load=point.load,
         origin=f"entry point {point.name} = {point.value}",
     )
@@ -142,6 +145,9 @@ class Registry:
             raise ConfigError(f"plugin {name!r} cannot be made: {error!r}", where=source.origin) from error
         on_error: Literal["fail", "skip"] = "skip" if getattr(cls, "on_error", "fail") == "skip" else "fail"
         plugin = LoadedPlugin(name, instance, settings, source.distribution, source.version, on_error)
+        if on_error == "skip":
+            router = self._config.router
+            plugin.breaker = Breaker(router.skip_max_failures, router.skip_window_s)
         self._register(plugin, source.origin)
         self.plugins.append(plugin)
 
