@@ -46,6 +46,7 @@ async def pool(
                     "partial_rollout": settings,
                     "weight_version": {"version_path": ""},
                     "hf_tokenizer": {"path": str(engines[0].engine.tokenizer.directory)},
+                    "routed_experts": {"layers": ROW[0], "top_k": ROW[1]},
                 },
             )
         )
@@ -300,3 +301,25 @@ async def test_versions_of_earlier_segments_are_not_taken_for_the_workers(dialec
         told = [event for event in events(answer) if event.get("metadata")][-1] if stream else answer.json()
         assert [segment["weight_version"] for segment in told["metadata"]["segments"]] == ["0", "1", "2"]
         assert (worker.weight_version, worker.pending_weight_version) == ("2", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_plugins_outside_of_it_see_one_answer(stream: bool) -> None:
+    enabled = ["hf_tokenizer", "engine_control", "radix_cache", "routed_experts", *ENABLED[1:]]
+    draw = random.Random(5)
+    async with pool(enabled=enabled, **TIRELESS) as (router, engines):
+        asks = [generate(seed, 30, stream=stream) for seed in range(6)]
+        whole = [await exchange_once(router.port, json={**ask, "rid": "w" + ask["rid"]}) for ask in asks]
+        async with Aborter(engines, draw) as aborter:
+            answers = await asyncio.gather(*(exchange_once(router.port, json=ask) for ask in asks))
+        assert aborter.truth
+        for ask, raw, expected in zip(asks, answers, whole, strict=True):
+            told, due = (events(each)[-1] if stream else each.json() for each in (raw, expected))
+            assert told["output_ids"] == due["output_ids"]
+            kept = [
+                await exchange_once(router.port, "GET", f"/routed_experts/{rid}")
+                for rid in (ask["rid"], "w" + ask["rid"])
+            ]
+            joined, right = (np.load(io.BytesIO(each.body)) for each in kept)
+            assert joined.shape == right.shape == (len(ask["input_ids"]) + len(told["output_ids"]) - 1, *ROW)
+            assert (joined == right).mean() > 0.99
