@@ -23,7 +23,6 @@ from router_core.failures import answer_for
 from router_core.holds import HoldQueue
 from router_core.outside import SHARED, OutsideHooks, path_of
 from router_core.plans import Plans
-from router_core.plugin_routes import PluginRoutes
 from router_core.proxy import Proxy
 from router_core.registry import PluginSource, Registry, import_path, is_plugin_class, plugin_source
 from router_core.router import Router
@@ -107,7 +106,6 @@ class Application:
         core: list[BaseRoute] = [
             *HealthRoutes(self.workers, self.router.warming).routes(),
             *sessions.routes(),
-            *PluginRoutes(self.plans).routes(),
             *StatsRoutes(self.workers, self._clock).routes(),
             *WorkerRoutes(self.workers, self._work, settings).routes(),
         ]

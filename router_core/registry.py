@@ -20,7 +20,6 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import ValidationError
 
 from router_core import hookspecs
-from router_core.breaker import Breaker
 from router_core.config import Config, config_error
 from router_core.errors import ConfigError
 from router_core.hookspecs import API_VERSION, ASYNC, IN_REQUEST, OUTSIDE_REQUEST, PROJECT
@@ -145,9 +144,6 @@ class Registry:
             raise ConfigError(f"plugin {name!r} cannot be made: {error!r}", where=source.origin) from error
         on_error: Literal["fail", "skip"] = "skip" if getattr(cls, "on_error", "fail") == "skip" else "fail"
         plugin = LoadedPlugin(name, instance, settings, source.distribution, source.version, on_error)
-        if on_error == "skip":
-            router = self._config.router
-            plugin.breaker = Breaker(router.skip_max_failures, router.skip_window_s)
         self._register(plugin, source.origin)
         self.plugins.append(plugin)
 

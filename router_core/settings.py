@@ -99,10 +99,6 @@ class RouterSettings(Settings):
 
     hook_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds an async hook may take (``around_upstream`` has no deadline)."""
-    skip_max_failures: int = Field(default=100, gt=0)
-    """Failures within ``skip_window_s`` at which a plugin with ``on_error = "skip"`` is switched off."""
-    skip_window_s: float = Field(default=60.0, gt=0)
-    """Seconds within which those failures are counted."""
     max_background_tasks: int = Field(default=10_000, gt=0)
     """Most background tasks of plugins at one time."""
     shutdown_grace_s: float = Field(default=30.0, ge=0)

@@ -19,13 +19,13 @@ import router_core
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    "errors headers sse splice scan clock deadline breaker tasks urls settings",
+    "errors headers sse splice scan clock deadline tasks urls settings",
     "types strip bodies protocol pump upstream config",
     "hookspecs control dp_rank failures holds sessions workers",
     "timing worker_updates debug",
     "plan router stats_routes",
     "plans selection outside delivery",
-    "registry attempt admin plugin_routes",
+    "registry attempt admin",
     "proxy listing",
     "asgi",
     "app",
