@@ -1,4 +1,4 @@
-"""The command line: ``router-core serve | check | plugins | engine | demo``."""
+"""The command line: ``router-core serve | check | plugins | new-plugin | engine | demo``."""
 
 from __future__ import annotations
 
@@ -43,6 +43,11 @@ def _parser() -> argparse.ArgumentParser:
     plugins = commands.add_parser("plugins", help="list plugins: version, distribution, hooks, on or off")
     _add_configuration(plugins)
     plugins.set_defaults(run=_plugins)
+
+    new_plugin = commands.add_parser("new-plugin", help="write a package with a plugin of your own, tests included")
+    new_plugin.add_argument("name", metavar="NAME", help="the plugin's name: a-z, 0-9 and _")
+    new_plugin.add_argument("--directory", metavar="D", help="where to write it (default: ./router-NAME)")
+    new_plugin.set_defaults(run=_new_plugin)
 
     engine = commands.add_parser("engine", help="serve a small real model, for trying things out")
     engine.set_defaults(run=_engine)
@@ -121,6 +126,14 @@ def _plugins(options: argparse.Namespace) -> int:
 
     application = _application(options)
     print(plugin_table(application.registry, application.plans.default.names))
+    return 0
+
+
+def _new_plugin(options: argparse.Namespace) -> int:
+    from router_core.new_plugin import new_plugin
+
+    target = new_plugin(options.name, options.directory)
+    print(f"wrote {target}; next: cd {target} && pip install -e '.[test]' && pytest")
     return 0
 
 

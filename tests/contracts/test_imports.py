@@ -42,6 +42,7 @@ PUBLIC_UP_TO = "router"
 ON_TOP = {
     "reference_engine": set(),
     "demo": {"sse", "reference_engine"},
+    "new_plugin": {"errors"},
     "testing": {"clock", "in_process"},
 }
 """Packages beside the core that nobody but the command line imports -> what of the core they may use (and the public
