@@ -65,6 +65,10 @@ class EngineServices:
     """The tokenizer capture renders with, None while there is none."""
     timeout_s: float = 30.0
     """For each such call."""
+    tool_form: str = "auto"
+    """Form of the model's tool calls (``parsers.FORMS``), where they are parsed here."""
+    default_max_tokens: int | None = None
+    """Most tokens of an answer, where nobody said."""
 
 
 class AnswerReader(Protocol):
