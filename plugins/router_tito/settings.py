@@ -20,8 +20,8 @@ class TitoSettings(ExportSettings):
 
     mode: str = per_exchange("inject")
     """How a turn is put to a worker: ``inject`` gives it the exact ids in its chat call, ``translate`` in its call
-    that generates from ids, ``observe`` lets it render and asks for the ids it used; ``GET /sessions/capabilities``
-    lists all."""
+    that generates from ids, ``render`` in that of vLLM with vLLM's own rendering and parsing, ``observe`` lets it
+    render and asks for the ids it used; ``GET /sessions/capabilities`` lists all."""
     tool_form: str = "auto"
     """How the model writes its tool calls, where they are parsed here (``translate``): ``qwen``, ``llama3``,
     ``deepseek_v3``, ``glm4``, ``none``, or told from the chat template (``auto``)."""
