@@ -143,12 +143,14 @@ class _SeamText:
                 self._base = before.rstrip(NO_CHARACTER)
             elif whole.endswith(NO_CHARACTER) or ((await self._rollout.decode(part_ids)) or "").endswith(NO_CHARACTER):
                 # either a character is not whole yet, or the worker waits for what it takes for one
-                return self._show(whole.rstrip(NO_CHARACTER))
+                return self._show(whole)
             else:
                 self._base, self._skip = whole, len(part_text)
         return self._show(self._base + part_text[self._skip :])
 
     def _show(self, text: str) -> str:
+        """Nothing that was shown is taken back, and what may become a character waits."""
+        text = text.rstrip(NO_CHARACTER)
         self.shown = text if len(text) > len(self.shown) else self.shown
         return self.shown
 
@@ -268,7 +270,7 @@ class CompletionReader:
             if choice.get("logprobs") is not None:
                 # offsets of one stream go on by themselves
                 part["logprobs"] = _appended(part.get("logprobs"), choice["logprobs"])
-            for key in ("finish_reason", "stop_reason", "matched_stop"):
+            for key in ENDS:
                 if choice.get(key) is not None:
                     part[key] = choice[key]
         prompt, made = part.get("prompt_token_ids"), part.get("token_ids")
@@ -284,8 +286,7 @@ class CompletionReader:
 
     async def _without_abort(self, chunk: Json, choice: Json) -> bytes:
         """What came with the abort. A part of a character waits for the rest of it."""
-        ended = dict.fromkeys(key for key in ("finish_reason", "stop_reason", "matched_stop") if key in choice)
-        choice = {**choice, **ended}
+        choice = {key: None if key in ENDS else value for key, value in choice.items()}
         if self._rollout.whole is not None:
             moved = await self._moved(chunk, choice)
         else:
@@ -350,7 +351,7 @@ class CompletionReader:
             rollout.take(self.part)
         whole = await rollout.finished()
         told = whole["choices"][0]
-        ended = {key: told[key] for key in ("finish_reason", "stop_reason", "matched_stop") if key in told}
+        ended = {key: told[key] for key in ENDS if key in told}
         choice = {"index": 0, "text": self._wire.text(whole)[len(self._text.shown) :], "logprobs": None, **ended}
         head = {**head_of(whole), "object": whole.get("object")}
         return kept + _event({**head, "choices": [choice], "metadata": whole.get("metadata")})
@@ -360,6 +361,7 @@ def _whole_characters(choice: Json) -> str:
     return (choice.get("text") or "").rstrip(NO_CHARACTER)
 
 
+ENDS = ("finish_reason", "stop_reason", "matched_stop")
 STRIPPED = frozenset(("token_ids", "prompt_token_ids"))
 
 
