@@ -81,7 +81,7 @@ def _refusal(answer: ControlAnswer, told: Any, worker: Worker) -> Reject:
     message = str(error.get("message") or answer.error or f"status {answer.status}")
     if 400 <= answer.status < 500:
         param = error.get("param")
-        return Reject(answer.status, "render_refused", message, param if isinstance(param, str) else None)
+        return Reject(400, "render_refused", message, param if isinstance(param, str) else None)
     return Reject(502, "render_failed", f"{worker.url}{RENDER}: {message}")
 
 
