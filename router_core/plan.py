@@ -19,7 +19,6 @@ from typing import Any, Literal
 from router_core.deadline import run_within
 from router_core.errors import AttemptWithdrawn, ClientLeft, PluginError, Reject, WorkerFault
 from router_core.hookspecs import CallNext
-from router_core.timing import HookTimes
 from router_core.types import Answer, Attempt, Exchange, Identity, Outcome, Scores, Session, Worker
 
 log = logging.getLogger("router_core")
@@ -44,6 +43,9 @@ class LoadedPlugin:
     """Hook name -> its implementation, taking the hook's arguments by position."""
     errors: Counter[str] = field(default_factory=Counter)
     """Failures by hook."""
+    is_off: bool = False
+    """Whether it was switched off for failing too often."""
+    on_failure: Callable[[LoadedPlugin], None] | None = None
 
     def failed(self, hook: str, error: BaseException | str) -> PluginError:
         """Counts and logs a failure; the error says which plugin, which hook, and what."""
@@ -51,10 +53,14 @@ class LoadedPlugin:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         trace = error if isinstance(error, BaseException) else None
         log.error("plugin %r failed in hook %r: %s", self.name, hook, text, exc_info=trace)
+        if self.on_failure is not None:
+            self.on_failure(self)
         return PluginError(self.name, hook, text)
 
 
 Call = tuple[LoadedPlugin, Callable[..., Any]]
+HookWrap = Callable[[LoadedPlugin, str, Callable[..., Any]], Callable[..., Any]]
+"""Plugin, hook and implementation -> what is called in its place."""
 
 
 class Plan:
@@ -66,12 +72,12 @@ class Plan:
         *,
         hook_timeout_s: float,
         overrides: Mapping[str, Any] | None = None,
-        times: HookTimes | None = None,
+        wraps: Sequence[HookWrap] = (),
     ) -> None:
-        """``times`` takes the time of every hook; without it none is taken, at no cost."""
+        """``wraps`` stand around every call, the last one outermost; without one nothing is in the way."""
         self.plugins = tuple(plugins)
         self._timeout_s = hook_timeout_s
-        self._times = times
+        self._wraps = tuple(wraps)
         self._settings = {id(plugin.instance): plugin.settings for plugin in plugins}
         for plugin in plugins:
             if overrides and plugin.name in overrides:
@@ -94,10 +100,13 @@ class Plan:
         return tuple(plugin.name for plugin in self.plugins)
 
     def _calls(self, hook: str) -> tuple[Call, ...]:
-        calls = ((plugin, plugin.hooks[hook]) for plugin in self.plugins if hook in plugin.hooks)
-        if (times := self._times) is None:
-            return tuple(calls)
-        return tuple((plugin, times.timed(plugin.name, hook, call)) for plugin, call in calls)
+        return tuple((plugin, self._wrapped(plugin, hook)) for plugin in self.plugins if hook in plugin.hooks)
+
+    def _wrapped(self, plugin: LoadedPlugin, hook: str) -> Callable[..., Any]:
+        call = plugin.hooks[hook]
+        for wrap in self._wraps:
+            call = wrap(plugin, hook, call)
+        return call
 
     def settings_of(self, plugin: object) -> Any:
         """The settings that hold for this plan's exchanges."""

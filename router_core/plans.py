@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router_core.errors import Reject
-from router_core.plan import LoadedPlugin, Plan
+from router_core.plan import HookWrap, LoadedPlugin, Plan
 from router_core.timing import HookTimes
 
 MAX_PLANS = 256
@@ -42,6 +42,7 @@ class Plans:
         self._profile = profile
         self._timeout_s = hook_timeout_s
         self._times: HookTimes | None = None
+        self._wraps: list[HookWrap] = []
         self._plans: OrderedDict[tuple[str | None, str | None], Plan] = OrderedDict()
         self.default = self.of(None, None)
         self.all = Plan(loaded, hook_timeout_s=hook_timeout_s)
@@ -52,10 +53,28 @@ class Plans:
     def time_hooks(self) -> HookTimes:
         """Takes the time of every hook from now on; for `startup`, before the first request."""
         if self._times is None:
-            self._times = HookTimes()
-            self._plans.clear()
-            self.default = self.of(None, None)
+            times = self._times = HookTimes()
+            self.watch_hooks(lambda plugin, hook, call: times.timed(plugin.name, hook, call))
         return self._times
+
+    def watch_hooks(self, wrap: HookWrap) -> None:
+        """Has the hooks of exchanges and sessions called through what ``wrap`` makes of them; from the next one on."""
+        self._wraps.append(wrap)
+        self.compile_anew()
+
+    @property
+    def times(self) -> HookTimes | None:
+        """The time of every hook, if it is taken."""
+        return self._times
+
+    def profiles_with(self, plugin: str) -> list[str]:
+        """The profiles in which a plugin is on."""
+        return [name for name in self._profiles if plugin in self.of(name, None).names]
+
+    def compile_anew(self) -> None:
+        """For the next exchange on: a plugin was switched off, or its hooks are watched."""
+        self._plans.clear()
+        self.default = self.of(None, None)
 
     def check_profile(self, name: str, where: str) -> None:
         """Raises Reject (400) naming ``where`` when there is no such profile."""
@@ -93,5 +112,5 @@ class Plans:
                     "x-router-plugins",
                 )
             names.add(name) if sign == "+" else names.discard(name)
-        plugins = [plugin for plugin in self.loaded if plugin.name in names]
-        return Plan(plugins, hook_timeout_s=self._timeout_s, overrides=settings, times=self._times)
+        plugins = [plugin for plugin in self.loaded if plugin.name in names and not plugin.is_off]
+        return Plan(plugins, hook_timeout_s=self._timeout_s, overrides=settings, wraps=self._wraps)

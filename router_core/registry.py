@@ -9,7 +9,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import logging
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -22,13 +24,14 @@ from pydantic import ValidationError
 from router_core import hookspecs
 from router_core.config import Config, config_error
 from router_core.errors import ConfigError
-from router_core.hookspecs import API_VERSION, ASYNC, IN_REQUEST, OUTSIDE_REQUEST, PROJECT
+from router_core.hookspecs import API_VERSION, ASYNC, DEPRECATED_HOOKS, IN_REQUEST, OUTSIDE_REQUEST, PROJECT
 from router_core.plan import LoadedPlugin
 from router_core.plans import Profile
 from router_core.settings import NAME_PATTERN, PluginSettings, is_per_exchange
 
 ENTRY_POINTS = "router_core.plugins"
 HOOKS = (*IN_REQUEST, *OUTSIDE_REQUEST)
+log = logging.getLogger("router_core")
 _MARK = f"{PROJECT}_impl"
 
 
@@ -46,8 +49,11 @@ class PluginSource:
 def installed() -> dict[str, PluginSource]:
     """Every plugin that an installed distribution offers, by name, without importing one."""
     found: dict[str, PluginSource] = {}
+    read: dict[int, tuple[str, str]] = {}  # a distribution parses its metadata anew whenever it is asked
     for point in entry_points(group=ENTRY_POINTS):
-        source = _of_entry_point(point)
+        if id(point.dist) not in read:
+            read[id(point.dist)] = (point.dist.name, point.dist.version) if point.dist else ("?", "?")
+        source = _of_entry_point(point, *read[id(point.dist)])
         other = found.get(point.name)
         if other is not None and other.distribution != source.distribution:
             raise ConfigError(
@@ -58,12 +64,11 @@ def installed() -> dict[str, PluginSource]:
     return found
 
 
-def _of_entry_point(point: EntryPoint) -> PluginSource:
-    dist = point.dist
+def _of_entry_point(point: EntryPoint, distribution: str, version: str) -> PluginSource:
     return PluginSource(
         name=point.name,
-        distribution=dist.name if dist else "?",
-        version=dist.version if dist else "?",
+        distribution=distribution,
+        version=version,
         load=point.load,
         origin=f"entry point {point.name} = {point.value}",
     )
@@ -81,6 +86,9 @@ class Registry:
         self._sources = installed()
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
+        if DEPRECATED_HOOKS:
+            old = {name: getattr(hookspecs, new) for name, new in DEPRECATED_HOOKS.items()}
+            self._pluggy.add_hookspecs(type("Deprecated", (), old))
         self.plugins: list[LoadedPlugin] = []
         for source in extra:
             if source.name in self._sources or source.name in config.enabled:
@@ -166,8 +174,9 @@ class Registry:
         for caller in self._pluggy.get_hookcallers(plugin.instance) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin.instance:
-                    spec = _argument_names(getattr(hookspecs, caller.name))
-                    plugin.hooks[caller.name] = _by_position(impl.function, tuple(impl.argnames), spec)
+                    hook = _current_name(plugin, caller.name, origin)
+                    spec = _argument_names(getattr(hookspecs, hook))
+                    plugin.hooks[hook] = _by_position(impl.function, tuple(impl.argnames), spec)
 
     def _profile(self, name: str) -> Profile:
         profile = self._config.profiles[name]
@@ -195,6 +204,19 @@ class Registry:
                     )
             settings[plugin_name] = self._settings(plugin_name, cls, table, f"profiles.{name}.")
         return Profile(frozenset(profile.enable), frozenset(profile.disable), settings)
+
+
+def _current_name(plugin: LoadedPlugin, hook: str, origin: str) -> str:
+    """The hook's name of today; an old one works, and is warned of."""
+    new = DEPRECATED_HOOKS.get(hook)
+    if new is None:
+        return hook
+    if hasattr(getattr(type(plugin.instance), new, None), _MARK):
+        raise ConfigError(f"plugin {plugin.name!r}: {hook!r} and {new!r} are one hook: drop {hook!r}", where=origin)
+    warning = f"plugin {plugin.name!r}: hook {hook!r} is deprecated, rename it to {new!r}"
+    warnings.warn(warning, DeprecationWarning, stacklevel=2)
+    log.warning("%s (%s)", warning, origin)
+    return new
 
 
 def _check_class(name: str, cls: type[Any], origin: str) -> None:
@@ -230,6 +252,7 @@ def _check_class(name: str, cls: type[Any], origin: str) -> None:
 
 
 def _check_hook(name: str, hook: str, function: Any, options: Mapping[str, Any], origin: str) -> None:
+    hook = DEPRECATED_HOOKS.get(hook, hook)
     if hook not in HOOKS:
         near = difflib.get_close_matches(hook, HOOKS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; hooks: {', '.join(HOOKS)}"

@@ -19,8 +19,10 @@ Fixtures: ``pytest_plugins = ["router_core.testing.pytest_plugin"]``.
 """
 
 from router_core.testing.answer import RawAnswer, build_request
+from router_core.testing.builders import build_answer, build_exchange, build_worker
 from router_core.testing.client import NoAnswerError, RawClient, exchange_once
 from router_core.testing.clock import TurnedClock
+from router_core.testing.conformance import assert_plugin_conforms
 from router_core.testing.connection import Connection
 from router_core.testing.engines import Engine, EngineName
 from router_core.testing.experts import Experts
@@ -60,7 +62,11 @@ __all__ = [
     "ToolCall",
     "TurnedClock",
     "Words",
+    "assert_plugin_conforms",
+    "build_answer",
+    "build_exchange",
     "build_request",
+    "build_worker",
     "decode",
     "encode",
     "exchange_once",
