@@ -34,6 +34,7 @@ CLAIMED = (
     "liveness",
     "readiness",
     "plugins",
+    "admin",
 )
 """First path segments that the core takes."""
 

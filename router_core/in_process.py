@@ -9,7 +9,7 @@ from typing import Any
 
 from router_core.app import Application
 from router_core.clock import Clock
-from router_core.config import load
+from router_core.config import Config, load
 from router_core.router import Router
 from router_core.server import GuestServer, bind, url_of
 
@@ -33,14 +33,18 @@ async def serving(config: Mapping[str, Any], *, clock: Clock | None = None) -> A
     """Serves a router in the running loop until the block ends, which stops it as SIGTERM would.
 
     ``config`` has the tables of plugins.toml (``enabled``, ``router``, ``plugins``, ``profiles``); no file and no
-    environment is read, and where no port is given a free one is taken. Signals are left to whoever runs the loop.
+    environment is read, and where no port is given a free one is taken. ``POST /admin/reload`` reads the mapping anew.
+    Signals are left to whoever runs the loop.
     Raises ConfigError before anything serves.
 
     >>> async with serving({"enabled": ["least_inflight"], "router": {"workers": [url]}}) as running:
     ...     print(running.url)
     """
-    tables = {**config, "router": {"port": 0, **config.get("router", {})}}
-    application = Application(load(tables, file="", environment={}), clock=clock)
+
+    def read() -> Config:
+        return load({**config, "router": {"port": 0, **config.get("router", {})}}, file="", environment={})
+
+    application = Application(read(), clock=clock, read_config=read)
     listener = bind(application.config.router.host, application.config.router.port)
     server = GuestServer(application, listener)
     task = asyncio.create_task(server.run_here(), name="router")

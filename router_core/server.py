@@ -190,9 +190,14 @@ class _ProcessServer(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        if hasattr(signal, "SIGHUP"):  # not on Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         gc.collect()
         gc.freeze()  # what lives until the end need not be looked at again and again
         gc.set_threshold(*GC_THRESHOLDS)
+
+    def _reload(self) -> None:
+        self._application.reload_soon()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets=sockets)

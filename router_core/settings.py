@@ -99,10 +99,14 @@ class RouterSettings(Settings):
 
     hook_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds an async hook may take (``around_upstream`` has no deadline)."""
-    skip_max_failures: int = Field(default=100, gt=0)
-    """Failures within ``skip_window_s`` at which a plugin with ``on_error = "skip"`` is switched off."""
+    skip_max_failures: int = Field(default=20, ge=0)
+    """Failures of a plugin with ``on_error = "skip"`` within ``skip_window_s`` that switch it off; 0 never does."""
     skip_window_s: float = Field(default=60.0, gt=0)
-    """Seconds within which those failures are counted."""
+    """Seconds within which they count."""
+    trace_hooks: bool = False
+    """Whether each call of a hook is logged with its plugin, exchange and duration. For trying things out."""
+    loop_stall_s: float = Field(default=1.0, ge=0)
+    """Seconds that the event loop may stand still before a warning says which hook blocks it; 0 for no watch."""
     max_background_tasks: int = Field(default=10_000, gt=0)
     """Most background tasks of plugins at one time."""
     shutdown_grace_s: float = Field(default=30.0, ge=0)
