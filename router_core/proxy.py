@@ -21,6 +21,7 @@ from router_core.holds import HoldQueue
 from router_core.in_use import InUse
 from router_core.plan import Plan
 from router_core.plans import Plans
+from router_core.protocol import HAS_LEFT
 from router_core.pump import Pump, Receive
 from router_core.sessions import SessionTable, check_session_id
 from router_core.settings import RouterSettings
@@ -187,6 +188,7 @@ class Proxy:
             is_declared=is_declared,
             max_body_bytes=self._settings.max_body_bytes,
             max_held_bytes=self._settings.max_held_body_bytes,
+            has_left=scope.get(HAS_LEFT),
         )
         headers = Headers([pair for pair in raw if pair[0] not in NOT_FORWARDED])
         whole_path = scope["raw_path"] if path is None else path

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     "errors headers sse splice scan clock deadline tasks urls settings in_use",
-    "types strip bodies protocol pump upstream config",
-    "hookspecs control dp_rank failures holds sessions workers",
+    "types strip bodies pump upstream config",
+    "hookspecs control dp_rank failures holds protocol sessions workers",
     "timing worker_updates debug",
     "plan router stats_routes",
     "plans selection outside delivery switch_off tracing stalls",
