@@ -24,7 +24,8 @@ from router_core import (
     hookimpl,
     per_exchange,
 )
-from router_partial_rollout.rollout import Counts, Limits, Rollout, read_part
+from router_partial_rollout.limits import Counts, Limits
+from router_partial_rollout.rollout import Rollout, read_part
 from router_partial_rollout.stream import is_stream, stream
 from router_partial_rollout.text import Texts
 from router_partial_rollout.wire import SegmentError

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -24,6 +22,7 @@ from router_core import (
 )
 from router_partial_rollout.completions import Completions
 from router_partial_rollout.generate import Generate
+from router_partial_rollout.limits import Counts, Limits
 from router_partial_rollout.text import (
     NO_CHARACTER,
     Texts,
@@ -46,31 +45,6 @@ ALL_MADE = "all_made"
 
 class AbortAsked(Exception):
     """Somebody asked for an abort while nothing was at a worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When an abort is not the end. ``is_always``: also outside windows."""
-
-    is_always: bool
-    window_grace_s: float
-    max_dispatches: int
-    max_idle_dispatches: int
-    continues_lost: bool
-
-
-@dataclass(slots=True)
-class Counts:
-    """Of all rollouts of a router."""
-
-    continued: int = 0
-    """Dispatches that continued an aborted generation."""
-    joined: int = 0
-    """Answers made of more than one segment."""
-    kept_tokens: int = 0
-    """Tokens that an abort would have lost."""
-    final: Counter[str] = field(default_factory=Counter)
-    """Aborts that were passed on, by why."""
 
 
 class Rollout:
