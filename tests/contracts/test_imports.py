@@ -23,7 +23,7 @@ LAYERS = (
     "types strip bodies protocol pump upstream config",
     "hookspecs control dp_rank failures holds sessions workers",
     "timing worker_updates debug",
-    "plan router stats_routes",
+    "plan router stats_routes access",
     "plans selection outside delivery switch_off tracing stalls",
     "registry attempt admin",
     "proxy listing introspection",
