@@ -349,7 +349,7 @@ class Proxy:
         if outcome.kind not in (OutcomeKind.OK, OutcomeKind.CLIENT_LEFT):
             worker = exchange.worker.url if exchange.worker else "none"
             log.warning(
-                "%r ended %s (%s), worker %s: %s", exchange, outcome.kind, outcome.code, worker, outcome.message
+                "%r ended %s (%s), worker %s: %r", exchange, outcome.kind, outcome.code, worker, outcome.message
             )
         plan.response_end(exchange, outcome)
 

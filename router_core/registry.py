@@ -49,8 +49,11 @@ class PluginSource:
 def installed() -> dict[str, PluginSource]:
     """Every plugin that an installed distribution offers, by name, without importing one."""
     found: dict[str, PluginSource] = {}
+    read: dict[int, tuple[str, str]] = {}  # a distribution parses its metadata anew whenever it is asked
     for point in entry_points(group=ENTRY_POINTS):
-        source = _of_entry_point(point)
+        if id(point.dist) not in read:
+            read[id(point.dist)] = (point.dist.name, point.dist.version) if point.dist else ("?", "?")
+        source = _of_entry_point(point, *read[id(point.dist)])
         other = found.get(point.name)
         if other is not None and other.distribution != source.distribution:
             raise ConfigError(
@@ -61,12 +64,11 @@ def installed() -> dict[str, PluginSource]:
     return found
 
 
-def _of_entry_point(point: EntryPoint) -> PluginSource:
-    dist = point.dist
+def _of_entry_point(point: EntryPoint, distribution: str, version: str) -> PluginSource:
     return PluginSource(
         name=point.name,
-        distribution=dist.name if dist else "?",
-        version=dist.version if dist else "?",
+        distribution=distribution,
+        version=version,
         load=point.load,
         origin=f"entry point {point.name} = {point.value}",
     )

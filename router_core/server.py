@@ -30,7 +30,7 @@ log = logging.getLogger("router_core")
 
 BACKLOG = 8192
 KEEP_ALIVE_S = 75
-CUT_S = 2.0
+CUT_S = 1.0
 """Seconds that requests get to end after they were cut."""
 DRAIN_POLL_S = 0.1
 GC_THRESHOLDS = (20_000, 20, 50)

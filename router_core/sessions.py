@@ -101,6 +101,8 @@ class SessionTable:
         Returns how many turns were cancelled. With a deadline of 0 the session is gone at once and its turns are cut.
         """
         session.closing = True
+        for call in list(session.on_closing):
+            call()
         if session.running and timeout_s > 0:
             idle = self._idle.setdefault(session, asyncio.Event())
             try:

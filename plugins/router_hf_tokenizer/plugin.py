@@ -8,9 +8,8 @@ import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from router_core import PluginSettings, Router, hookimpl
 from router_hf_tokenizer.door import TokenizerDoor
@@ -21,19 +20,19 @@ log = logging.getLogger(__name__)
 
 NAME = "hf_tokenizer"
 
-TokenizerPath = Annotated[str, AfterValidator(check_path)]
-Template = Annotated[str, AfterValidator(read_template)]
-
 
 class ModelSettings(BaseModel):
     """One further tokenizer."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    path: TokenizerPath
+    path: str
     """Local directory with tokenizer.json and tokenizer_config.json, or the name of a repository on the hub."""
-    chat_template: Template | None = None
+    chat_template: str | None = None
     """Chat template instead of the tokenizer's own: its text, or the file that holds it."""
+
+    _path = field_validator("path")(check_path)
+    _chat_template = field_validator("chat_template")(read_template)
 
 
 class HfTokenizers:
@@ -42,10 +41,10 @@ class HfTokenizers:
     requires_api = ">=1,<2"
 
     class Settings(PluginSettings):
-        path: TokenizerPath | None = None
+        path: str | None = None
         """The default tokenizer: a local directory with tokenizer.json and tokenizer_config.json, or the name of a
         repository on the hub (its copy in the cache is taken without asking the hub)."""
-        chat_template: Template | None = None
+        chat_template: str | None = None
         """Chat template instead of the default tokenizer's own: its text, or the file that holds it."""
         models: dict[str, ModelSettings] = Field(default={})
         """Tokenizers by the name under which they are asked for, beside the default one."""
@@ -55,6 +54,9 @@ class HfTokenizers:
         """Longest text (characters) that is encoded in one call; a longer one is refused (413)."""
         wait_s: float = Field(default=20.0, ge=0)
         """Seconds that a request waits for a tokenizer that is being loaded; then it is refused (503 ``warming``)."""
+
+        _path = field_validator("path")(check_path)
+        _chat_template = field_validator("chat_template")(read_template)
 
         @model_validator(mode="after")
         def _has_one(self) -> HfTokenizers.Settings:

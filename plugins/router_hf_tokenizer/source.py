@@ -9,8 +9,10 @@ HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
-def check_path(path: str) -> str:
+def check_path(path: str | None) -> str | None:
     """A local directory or the name of a repository on the hub; raises ValueError for what is neither."""
+    if path is None:
+        return None
     directory = Path(path).expanduser()
     if directory.is_dir():
         if not any((directory / name).is_file() for name in FILES):
@@ -26,9 +28,9 @@ def check_path(path: str) -> str:
     return path
 
 
-def read_template(template: str) -> str:
+def read_template(template: str | None) -> str | None:
     """A chat template from its text or the file that holds it; raises ValueError where it is neither."""
-    if "{" in template or "\n" in template:
+    if template is None or "{" in template or "\n" in template:
         return template
     file = Path(template).expanduser()
     if not file.is_file():

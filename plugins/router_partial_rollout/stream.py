@@ -143,12 +143,14 @@ class _SeamText:
                 self._base = before.rstrip(NO_CHARACTER)
             elif whole.endswith(NO_CHARACTER) or ((await self._rollout.decode(part_ids)) or "").endswith(NO_CHARACTER):
                 # either a character is not whole yet, or the worker waits for what it takes for one
-                return self._show(whole.rstrip(NO_CHARACTER))
+                return self._show(whole)
             else:
                 self._base, self._skip = whole, len(part_text)
         return self._show(self._base + part_text[self._skip :])
 
     def _show(self, text: str) -> str:
+        """Nothing that was shown is taken back, and what may become a character waits."""
+        text = self._rollout.settled(text)
         self.shown = text if len(text) > len(self.shown) else self.shown
         return self.shown
 
@@ -191,7 +193,7 @@ class GenerateReader:
         if part is None or "error" in part:
             return event
         finish = self._wire.finish(part)
-        if finish.is_abort:
+        if self._rollout.may_go_on(part):
             self.is_aborted, self._part, self._event = True, part, event
             return b""
         return event if is_first else await self._grown(part, finish)
@@ -229,7 +231,7 @@ class CompletionReader:
         self._held: tuple[bytes, Json] = (b"", {})
         """The event that said abort, as it came."""
         self._kept = b""
-        """What the client gets of it where it is no end."""
+        """What the client gets of it where it is no end, but for the first segment's."""
         self._text = _SeamText(rollout)
 
     def begin(self) -> None:
@@ -246,9 +248,10 @@ class CompletionReader:
             return event if self._rollout.whole is None else _event(self._counted(chunk))
         choice = choices[0]
         self._add(chunk, choice)
-        if self._wire.finish(chunk).is_abort:
+        if self._rollout.may_go_on(chunk):
             self.is_aborted, self._held = True, (event, chunk)
-            self._kept = await self._without_abort(chunk, choice)
+            if self._rollout.whole is not None:
+                self._kept = _told(await self._moved(chunk, _without_end(choice)))
             return b""
         if self._rollout.whole is None:
             self._text.shown += choice.get("text") or ""
@@ -268,7 +271,7 @@ class CompletionReader:
             if choice.get("logprobs") is not None:
                 # offsets of one stream go on by themselves
                 part["logprobs"] = _appended(part.get("logprobs"), choice["logprobs"])
-            for key in ("finish_reason", "stop_reason", "matched_stop"):
+            for key in ENDS:
                 if choice.get(key) is not None:
                     part[key] = choice[key]
         prompt, made = part.get("prompt_token_ids"), part.get("token_ids")
@@ -277,21 +280,15 @@ class CompletionReader:
             self.part["usage"]["prompt_tokens"] = len(prompt)
 
     def kept(self) -> bytes:
-        if self._rollout.segments == 1:
-            self._text.shown = self._wire.text(self._rollout.whole or {}).rstrip(NO_CHARACTER)
-        kept, self._kept, self._held = self._kept, b"", (b"", {})
-        return kept
-
-    async def _without_abort(self, chunk: Json, choice: Json) -> bytes:
-        """What came with the abort. A part of a character waits for the rest of it."""
-        ended = dict.fromkeys(key for key in ("finish_reason", "stop_reason", "matched_stop") if key in choice)
-        choice = {**choice, **ended}
-        if self._rollout.whole is not None:
-            moved = await self._moved(chunk, choice)
-        else:
-            moved = self._stripped({**chunk, "choices": [{**choice, "text": _whole_characters(choice)}]})
-        told = moved["choices"][0]
-        return _event(moved) if told.get("text") or told.get("token_ids") or told.get("logprobs") else b""
+        (event, chunk), kept = self._held, self._kept
+        self._held, self._kept = (b"", {}), b""
+        if not event or self._rollout.segments > 1:
+            return kept
+        choice = chunk["choices"][0]
+        text = self._rollout.settled(self._text.shown + (choice.get("text") or ""))
+        added = text[len(self._text.shown) :]
+        self._text.shown += added
+        return _told(self._stripped({**chunk, "choices": [{**_without_end(choice), "text": added}]}))
 
     async def _moved(self, chunk: Json, choice: Json) -> Json:
         """An event of a later segment as one of the first one's stream."""
@@ -350,16 +347,23 @@ class CompletionReader:
             rollout.take(self.part)
         whole = await rollout.finished()
         told = whole["choices"][0]
-        ended = {key: told[key] for key in ("finish_reason", "stop_reason", "matched_stop") if key in told}
+        ended = {key: told[key] for key in ENDS if key in told}
         choice = {"index": 0, "text": self._wire.text(whole)[len(self._text.shown) :], "logprobs": None, **ended}
         head = {**head_of(whole), "object": whole.get("object")}
         return kept + _event({**head, "choices": [choice], "metadata": whole.get("metadata")})
 
 
-def _whole_characters(choice: Json) -> str:
-    return (choice.get("text") or "").rstrip(NO_CHARACTER)
+def _without_end(choice: Json) -> Json:
+    return {key: None if key in ENDS else value for key, value in choice.items()}
 
 
+def _told(chunk: Json) -> bytes:
+    """An event, if there is anything in it."""
+    choice = chunk["choices"][0]
+    return _event(chunk) if choice.get("text") or choice.get("token_ids") or choice.get("logprobs") else b""
+
+
+ENDS = ("finish_reason", "stop_reason", "matched_stop")
 STRIPPED = frozenset(("token_ids", "prompt_token_ids"))
 
 

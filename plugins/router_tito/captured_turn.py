@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from router_core import Answer, Attempt, CallNext, ClientLeft, Exchange, Headers, Reject
+from router_core import ROUTED_EXPERTS, Answer, Attempt, CallNext, ClientLeft, Exchange, Headers, Reject
 
 from .call import Call, Head
 from .chat_request import ChatRequest
@@ -83,6 +83,7 @@ class CapturedTurn:
             self._ask = Ask(
                 {**self._chat.body, **self._overrides},
                 self._prompt.ids,
+                is_continued=self._prompt.is_continued,
                 wants_experts=self._settings.routed_experts,
             )
             for name, value in self._overrides.items():
@@ -241,6 +242,7 @@ class CapturedTurn:
             weight_version=known_version if known_version == tried.weight_version else None,
             wants_experts=self._settings.routed_experts,
             experts_shape=self._settings.experts_shape,
+            collected=self._exchange.state.get(ROUTED_EXPERTS),
         )
         return trace.commit(self._pending, result)
 

@@ -1,4 +1,4 @@
-"""Routed experts as chat answers carry them, decoded to rows.
+"""Routed experts as chat answers carry them, decoded to rows; or as another plugin collected them.
 
 SGLang: base64 of little-endian int32 without a header. vLLM: base64 of a ``.npy`` of [rows, layers, experts a token].
 """
@@ -9,6 +9,8 @@ import io
 
 import numpy as np
 import pybase64
+
+from router_core import RoutedExperts
 
 from .experts import DTYPES, RoutedRows
 
@@ -28,6 +30,13 @@ def decode_experts(
         return None, f"routed experts cannot be read: {error}"
     routed = RoutedRows(_narrow(rows))
     return routed, routed.fault(sequence_length, None)
+
+
+def collected_experts(collected: RoutedExperts) -> tuple[RoutedRows | None, str]:
+    """What another plugin found in the answer, as rows, or why there are none."""
+    if collected.rows is None:
+        return None, collected.fault
+    return RoutedRows(_narrow(collected.rows), collected.start), collected.fault
 
 
 def _raw_rows(raw: bytes, shape: tuple[int, int] | None) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:

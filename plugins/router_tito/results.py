@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from router_core import RoutedExperts
+
 from .engines import Reading
 from .errors import TurnRefusedError
-from .expert_codec import decode_experts
+from .expert_codec import collected_experts, decode_experts
 from .node import ModelTurnResult
 from .packed import Ids, pack_ids
 from .render import RenderedPrompt
@@ -40,14 +42,19 @@ def turn_result(
     weight_version: str | None,
     wants_experts: bool,
     experts_shape: tuple[int, int] | None,
+    collected: RoutedExperts | None = None,
 ) -> ModelTurnResult:
     """What to commit. Where the worker's prompt is not the rendered one nothing is said of who owns its tokens.
 
-    ``weight_version`` is the worker's as the router knows it, for workers that do not tell.
+    ``weight_version`` is the worker's as the router knows it, for workers that do not tell. ``collected`` are routed
+    experts that another plugin took out of the answer.
     """
     is_ours = rendered is not None and rendered.ids == prompt_ids
     length = len(prompt_ids) + len(reading.completion_ids or ())
-    experts, fault = decode_experts(reading.experts, length, experts_shape) if wants_experts else (None, "")
+    if collected is not None:
+        experts, fault = collected_experts(collected)
+    else:
+        experts, fault = decode_experts(reading.experts, length, experts_shape) if wants_experts else (None, "")
     return ModelTurnResult(
         prompt_ids=prompt_ids,
         completion_ids=reading.completion_ids or (),

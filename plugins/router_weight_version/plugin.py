@@ -86,6 +86,7 @@ class WeightVersion:
         self._versions: WorkerVersions | None = None
         self._too_stale = 0
         self._withdrawn = 0
+        self._drained = 0
 
     # --------------------------------------------------------------------------------------------- outside a request
     @hookimpl
@@ -137,6 +138,7 @@ class WeightVersion:
         counters = {
             "too_stale": self._too_stale,
             "withdrawn_attempts": self._withdrawn,
+            "drained": self._drained,
             "leases_ended": self.dispatch.leases_ended,
         }
         pauses = self.dispatch.pauses
@@ -250,6 +252,19 @@ class WeightVersion:
         return why_too_old(
             worker.weight_version, worker.pending_weight_version, tag=tag, newest=newest, max_staleness=max_staleness
         )
+
+    def drain(self, older_than: int, *, with_untagged: bool) -> list[Exchange]:
+        """Ends the held requests that belong to an older version, and with ``with_untagged`` those of none."""
+        drained = []
+        for held in self.router.holds:
+            tag = self._tag_of(held.exchange)
+            if held.exchange.interruption is None and (with_untagged if tag is None else tag < older_than):
+                drained.append(held.exchange)
+                whose = "it has no version tag" if tag is None else f"it belongs to weight version {tag}"
+                why = f"the request was dropped from the queue: {whose}, older than {older_than}"
+                held.exchange.interrupt(Reject(409, "drained", why, TAG_HEADER))
+        self._drained += len(drained)
+        return drained
 
     def newest(self) -> int | None:
         """The newest version of the pool."""

@@ -32,6 +32,7 @@ class VersionRoutes:
             *(Route(f"{prefix}/pause", self.pause, methods=["POST"]) for prefix in (*PREFIXES, "/workers")),
             *(Route(f"{prefix}/resume", self.resume, methods=["POST"]) for prefix in (*PREFIXES, "/workers")),
             *(Route(f"{prefix}/status", self.status, methods=["GET"]) for prefix in PREFIXES),
+            *(Route(f"{prefix}/drain", self.drain, methods=["POST"]) for prefix in PREFIXES),
             *(Route(f"{prefix}/filter", self.filter, methods=["GET"]) for prefix in PREFIXES),
             Route("/workers/update_weight_version", self.update, methods=["POST"]),
         ]
@@ -146,6 +147,17 @@ class VersionRoutes:
             else:
                 fits.append({"worker_id": worker.id, "url": worker.url, "weight_version": worker.weight_version})
         return JSONResponse({"version_tag": None if tag is None else str(tag), "workers": fits, "out": out})
+
+    # --------------------------------------------------------------------------------------------------------- draining
+    async def drain(self, request: Request) -> Response:
+        """``?older_than=N``: held requests whose version tag, or session, is older end with 409 ``drained``."""
+        given = await _given(request, ("older_than", "untagged"))
+        texts = given.get("older_than", ())
+        oldest = parse_version(str(texts[-1])) if texts else None
+        if oldest is None:
+            raise Reject(400, "bad_value", "older_than must be a weight version: a decimal number", "older_than")
+        drained = self._plugin.drain(oldest, with_untagged=_flag(given, "untagged"))
+        return JSONResponse({"drained": len(drained), "held": len(self._plugin.router.holds) - len(drained)})
 
     # ---------------------------------------------------------------------------------------------------------- stating
     async def update(self, request: Request) -> Response:

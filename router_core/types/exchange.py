@@ -26,6 +26,7 @@ class Session:
         "closing",
         "id",
         "last_used_at",
+        "on_closing",
         "opened_at",
         "profile",
         "running",
@@ -43,6 +44,8 @@ class Session:
         self.secret: str | None = None
         self.running: set[Exchange] = set()
         self.closing = False
+        self.on_closing: set[Callable[[], object]] = set()
+        """Called once `closing` is set: for who holds a turn that would else be waited for in vain."""
         self.state = State()
         """What plugins keep about this session."""
 

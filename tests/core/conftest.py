@@ -18,7 +18,7 @@ from router_core.testing import ScriptedWorker
 from router_core.testing.router import RunningRouter, running_router
 from router_core.testing.wire import Signal
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Ends:

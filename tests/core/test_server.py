@@ -265,7 +265,7 @@ async def test_a_plugin_that_clings_to_its_request_or_hangs_at_the_end_does_not_
                     await asyncio.sleep(0.01)
             router.signal(signal.SIGTERM)
             with pytest.raises(NoAnswerError):
-                await client.read_answer()
+                await client.read_answer(timeout_s=30)
         status, told = await router.wait()
         assert status == 1
         assert "do not end" in told

@@ -113,24 +113,33 @@ def _has_parts(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(isinstance(v, Mapping | list | tuple | np.ndarray) for v in value)
 
 
+def _holds_array(value: Any) -> bool:
+    """Whether an array is anywhere in it."""
+    if isinstance(value, Mapping):
+        return any(map(_holds_array, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_holds_array, value))
+    return isinstance(value, np.ndarray)
+
+
 def _json_pieces(value: Any) -> Iterator[bytes]:
     if isinstance(value, np.ndarray):
         yield from _array_pieces(value)
+    elif not _holds_array(value):
+        yield json.dumps(value, default=str, separators=(",", ":")).encode()
     elif isinstance(value, Mapping):
         yield b"{"
         for place, (key, item) in enumerate(value.items()):
             yield (b"," if place else b"") + json.dumps(str(key)).encode() + b":"
             yield from _json_pieces(item)
         yield b"}"
-    elif _has_parts(value):
+    else:
         yield b"["
         for place, item in enumerate(value):
             if place:
                 yield b","
             yield from _json_pieces(item)
         yield b"]"
-    else:
-        yield json.dumps(value, default=str, separators=(",", ":")).encode()
 
 
 def _array_pieces(array: NDArray[Any]) -> Iterator[bytes]:

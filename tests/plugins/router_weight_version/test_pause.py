@@ -353,3 +353,34 @@ async def test_512_requests_in_flight_through_20_rounds_of_pause_update_and_resu
         assert served > 20 * 64
         assert len(router.application.holds) == 0
         assert [worker.inflight for worker in router.application.workers] == [0, 0]
+
+
+async def test_a_coordinator_drains_requests_of_old_versions_from_the_queue() -> None:
+    async with pool(1) as (router, [worker]):
+        await pause(router)
+        asked = {
+            tag: asyncio.create_task(exchange_once(router.port, headers=[("x-version-tag", tag)], json=ASK))
+            for tag in ("1", "2", "3")
+        }
+        untagged = asyncio.create_task(exchange_once(router.port, json=ASK))
+        await held(router, 4)
+        told = await call(router, "POST", "/routing/drain?older_than=3")
+        assert (told.status, told.json()) == (200, {"drained": 2, "held": 2})
+        for tag in ("1", "2"):
+            answer = await asked[tag]
+            assert (answer.status, answer.json()["error"]["code"]) == (409, "drained")
+        await held(router, 2)
+        told = await call(router, "POST", "/routing_loop/drain?older_than=3&untagged=true")
+        assert told.json()["drained"] == 1
+        assert (await untagged).status == 409
+        await call(router, "POST", "/workers/update_weight_version", [{"worker_id": worker.url, "weight_version": "3"}])
+        await resume(router)
+        assert (await asked["3"]).status == 200
+
+
+@pytest.mark.parametrize(
+    "query", ["", "older_than=", "older_than=new", "older_than=3&more=1", "older_than=3&untagged=2"]
+)
+async def test_a_wrong_drain_is_refused(query: str) -> None:
+    async with pool(1) as (router, _):
+        assert (await call(router, "POST", f"/routing/drain?{query}")).status == 400
