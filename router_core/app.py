@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.routing import BaseRoute
 
+from router_core.access import Access
 from router_core.admin import HealthRoutes, WorkerRoutes
 from router_core.asgi import ASGIApp, Front, Guard
 from router_core.clock import Clock
@@ -30,6 +31,7 @@ from router_core.stats_routes import StatsRoutes
 from router_core.tasks import Tasks
 from router_core.types import Session, Worker, WorkerState
 from router_core.upstream import make_upstream
+from router_core.urls import AllowedWorkers
 from router_core.workers import WorkerTable
 
 log = logging.getLogger("router_core")
@@ -71,6 +73,7 @@ class Application:
             max_workers=settings.max_workers,
             on_change=self._worker_changed,
             on_room=self.holds.wake_for_workers,
+            allowed=_allowed_workers(config),
         )
         self.sessions = SessionTable(
             self._clock,
@@ -102,7 +105,8 @@ class Application:
         )
         self.generation.router.exchanges = self.proxy.running
         self.router = self._lasting_router()
-        self.front = Front(self.proxy, self.generation.routes, start=self.start, stop=self.stop)
+        self.access = Access(config)
+        self.front = Front(self.proxy, self.generation.routes, self.access, start=self.start, stop=self.stop)
         self.app = self._wrap(self.front, middlewares)
         for url in settings.workers:
             try:
@@ -258,6 +262,14 @@ class Application:
     def _session_closed(self, session: Session, reason: str) -> None:
         for generation in list(self._generations):
             generation.outside.session_closed(session, reason)
+
+
+def _allowed_workers(config: Config) -> AllowedWorkers:
+    try:
+        return AllowedWorkers(config.router.worker_schemes, config.router.worker_hosts)
+    except ValueError as error:
+        key = "router.worker_hosts"
+        raise ConfigError(str(error), where=config.where(key), key=key) from None
 
 
 def _middleware_paths(config: Config) -> tuple[list[PluginSource], list[tuple[str, Any]]]:

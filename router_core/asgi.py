@@ -7,9 +7,12 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
+from router_core.access import DATA_ADDRESS, Access
+from router_core.errors import Reject
 from router_core.headers import one_date_and_server
 from router_core.in_use import InUse
 from router_core.proxy import BROKEN, Broken, Proxy
+from router_core.types import Answer
 
 log = logging.getLogger("router_core")
 
@@ -43,12 +46,14 @@ class Front:
         self,
         proxy: Proxy,
         routes: Routes,
+        access: Access,
         *,
         start: Callable[[], Awaitable[None]],
         stop: Callable[[], Awaitable[None]],
     ) -> None:
         self._proxy = proxy
         self.routes = routes
+        self.access = access
         self._start = start
         self._stop = stop
 
@@ -76,6 +81,13 @@ class Front:
         else:
             routes.in_use.enter()
             try:
+                try:
+                    self.access.check(scope, raw)
+                except Reject as refusal:
+                    await _refuse(refusal, send)
+                    return
+                if (address := self.access.data_address(scope)) is not None:
+                    scope[DATA_ADDRESS] = address
                 await routes.app(scope, receive, _dated(send))
             finally:
                 routes.in_use.leave()
@@ -95,6 +107,15 @@ class Front:
                 await self._stop()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+async def _refuse(refusal: Reject, send: Send) -> None:
+    answer = Answer.error(refusal)
+    if refusal.status == 401:
+        answer.headers.add("www-authenticate", "Bearer")
+    send = _dated(send)
+    await send({"type": "http.response.start", "status": answer.status, "headers": list(answer.headers.raw)})
+    await send({"type": "http.response.body", "body": answer.ready_body or b""})
 
 
 def _dated(send: Send) -> Send:

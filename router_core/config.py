@@ -8,6 +8,7 @@ plugin's setting. Values are TOML values, else text.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from router_core.settings import PlainText, ProfileSettings, RouterSettings
 DEFAULT_FILE = "plugins.toml"
 DEFAULT_ENABLED = ("metrics", "engine_control", "health", "retry", "session_affinity", "least_inflight")
 PREFIX = "ROUTER__"
+_SECRET = re.compile("token$|secret|password|api_key")
+"""Names of settings whose values no message shows, and which are text whatever they look like."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,8 @@ def config_error(error: ValidationError, prefix: str, sources: Mapping[str, str]
         parent = parent.rpartition(".")[0]
     message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
     given = first.get("input")
-    if first["type"] != "extra_forbidden" and isinstance(given, str | int | float | bool):
+    is_shown = first["type"] != "extra_forbidden" and not _SECRET.search(key.rpartition(".")[2])
+    if is_shown and isinstance(given, str | int | float | bool):
         message += f", not {given!r}"
     return ConfigError(message, where=where, key=key)
 
@@ -171,6 +175,10 @@ def toml_value(text: str) -> Any:
     return parsed["value"] if set(parsed) == {"value"} else PlainText(text)
 
 
+def _value(parts: Sequence[str], text: str) -> Any:
+    return text if _SECRET.search(parts[-1]) else toml_value(text)
+
+
 def _flag_layer(flags: Mapping[str, Any], settings: Sequence[str]) -> _Layer:
     layer = _Layer({}, {})
     for pair in settings:
@@ -180,7 +188,7 @@ def _flag_layer(flags: Mapping[str, Any], settings: Sequence[str]) -> _Layer:
             raise ConfigError(f"{pair!r} is not KEY=VALUE", where="--set")
         if len(parts) == 1 and parts[0] not in _Document.model_fields:
             parts = ["router", *parts]
-        _put(layer, parts, toml_value(value.strip()), f"--set {key}")
+        _put(layer, parts, _value(parts, value.strip()), f"--set {key}")
     for key, value in flags.items():
         flag = "worker" if key == "router.workers" else key.rpartition(".")[2].replace("_", "-")
         _put(layer, key.split("."), value, f"--{flag}")
@@ -203,7 +211,7 @@ def _environment_layer(environment: Mapping[str, str]) -> _Layer:
             if len(parts) > 1 or parts[0] not in RouterSettings.model_fields:
                 raise ConfigError("no such setting", where=f"environment variable {name}", key=".".join(parts))
             parts = ["router", *parts]
-        _put(layer, parts, toml_value(text), f"environment variable {name}")
+        _put(layer, parts, _value(parts, text), f"environment variable {name}")
     _split_enabled(layer)
     return layer
 

@@ -23,7 +23,7 @@ LAYERS = (
     "types strip bodies pump upstream config",
     "hookspecs control dp_rank failures holds protocol sessions workers",
     "timing worker_updates debug",
-    "plan router stats_routes",
+    "plan router stats_routes access",
     "plans selection outside delivery switch_off tracing stalls",
     "registry attempt admin",
     "proxy listing introspection",
