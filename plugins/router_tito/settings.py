@@ -27,7 +27,7 @@ class TitoSettings(ExportSettings):
     ``deepseek_v3``, ``glm4``, ``none``, or told from the chat template (``auto``)."""
     default_max_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of an answer for which neither the client nor its session said any, where the call must say it
-    (``translate``); none: all that the worker's context has room for."""
+    (``translate``, ``render``); none: all that the worker's context has room for."""
     worker_kind: Literal["auto", "sglang", "vllm"] = "auto"
     """What the workers speak; ``auto`` asks each one."""
     detect_timeout_s: float = Field(default=5.0, gt=0)

@@ -11,9 +11,10 @@ import orjson
 from router_core import EventSplitter, Worker, event_data
 
 from .chat import are_ids, version_spans
-from .chat_writer import DONE_EVENT, usage
+from .chat_writer import DONE_EVENT, logprob_entry, usage
 from .deltas import MessageBuilder
 from .interface import Ask, EngineServices, Reading
+from .translate_request import top_logprobs
 from .vllm import IDS_FLAG
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,23 @@ class Derenderer:
             return None
         self._state = told.get("stream_state")
         return chunk
+
+    def logprobs(self, choice: Json) -> Json | None:
+        """A choice's logprobs in chat form: beside a parser's pieces vLLM tells none."""
+        told, tokenizer = choice.get("logprobs"), self._services.find_tokenizer()
+        content = told.get("content") if isinstance(told, dict) else None
+        if not isinstance(content, list) or tokenizer is None:
+            return None
+
+        def named(entry: Json) -> tuple[str, float | None]:
+            return tokenizer.decode([entry["token_id"]]), entry.get("logprob")
+
+        most = top_logprobs(self._chat)
+        return {
+            "content": [
+                logprob_entry(*named(entry), [named(top) for top in _likeliest(entry)[:most]]) for entry in content
+            ]
+        }
 
     async def _call(self, body: Json, prompt_ids: list[int]) -> Json | None:
         services = self._services
@@ -168,9 +186,12 @@ class RenderReader:
         self._message.add(delta if isinstance(delta, dict) else {})
         if self.ask.asks(IDS_FLAG):
             told["token_ids"] = choice.get("token_ids")
+        if self.ask.asks("logprobs") and told.get("logprobs") is None:
+            told["logprobs"] = self._derenderer.logprobs(choice)
         made.pop("usage", None)
         if choice.get("finish_reason") is None:
-            return _event(made)
+            has_news = any((delta or {}).values()) or told.get("logprobs") or self.ask.asks(IDS_FLAG)
+            return _event(made) if has_news else b""
         reason = self._reason(choice, self._message.message())
         told["finish_reason"] = self.reading.finish_reason = reason
         self._last = made
@@ -238,6 +259,11 @@ def _append(choice: Json, later: Json) -> None:
     mine, theirs = choice.get("logprobs"), later.get("logprobs")
     if isinstance(mine, dict) and isinstance(theirs, dict):
         choice["logprobs"] = {"content": [*(mine.get("content") or ()), *(theirs.get("content") or ())]}
+
+
+def _likeliest(entry: Json) -> list[Json]:
+    """The likeliest first: vLLM lists the sampled one before them."""
+    return sorted(entry.get("top_logprobs") or (), key=lambda top: -(top.get("logprob") or 0.0))
 
 
 def _only_choice(answer: Json) -> Json | None:

@@ -24,6 +24,7 @@ Json = dict[str, Any]
 
 RENDER = "/v1/chat/completions/render"
 GENERATE = b"/inference/v1/generate"
+LENGTHS = ("max_tokens", "max_completion_tokens")
 
 
 class VllmRender:
@@ -37,14 +38,16 @@ class VllmRender:
         ids, sampling = rendered.get("token_ids"), rendered.get("sampling_params")
         if not are_ids(ids) or not isinstance(sampling, dict):
             raise Reject(502, "render_failed", f"{worker.url}{RENDER} answered without ids or sampling parameters")
-        if ask.is_continued and ask.prompt_ids is not None:
-            _give_length(ask, sampling, len(ids) - len(ask.prompt_ids))
-            ids = list(ask.prompt_ids)
+        given = list(ask.prompt_ids) if ask.is_continued and ask.prompt_ids is not None else ids
         call = {
             **rendered,
-            "token_ids": ids,
+            "token_ids": given,
             "token_offsets": None,
-            "sampling_params": {**sampling, "logprobs": top_logprobs(ask.body)},
+            "sampling_params": {
+                **sampling,
+                **self._length(ask, sampling.get("max_tokens"), len(ids) - len(given)),
+                "logprobs": top_logprobs(ask.body),
+            },
             "return_token_ids": True,
         }
         if ask.is_streamed:
@@ -54,6 +57,14 @@ class VllmRender:
 
     def reader(self, ask: Ask, worker: Worker) -> RenderReader:
         return RenderReader(ask, Derenderer(self._services, worker, ask))
+
+    def _length(self, ask: Ask, most: Any, shorter_by: int) -> Json:
+        """Where nobody said a length, the worker's is the room behind its own rendering: ours leaves another."""
+        if not isinstance(most, int) or any(ask.body.get(key) is not None for key in LENGTHS):
+            return {}
+        room = max(most + shorter_by, 1)
+        limit = self._services.default_max_tokens
+        return {"max_tokens": room if limit is None else min(room, limit)}
 
     async def _render(self, ask: Ask, worker: Worker) -> Json:
         """What the worker would generate from for this chat. Raises Reject with the worker's own words."""
@@ -88,11 +99,3 @@ def _refusal(answer: ControlAnswer, told: Any, worker: Worker) -> Reject:
 def _error(told: Any) -> Mapping[str, Any]:
     error = told.get("error") if isinstance(told, dict) else None
     return error if isinstance(error, Mapping) else {}
-
-
-def _give_length(ask: Ask, sampling: Json, shorter_by: int) -> None:
-    """Where nobody said a length, the worker's is the room behind its own rendering: ours leaves another."""
-    most = sampling.get("max_tokens")
-    is_said = any(ask.body.get(key) is not None for key in ("max_tokens", "max_completion_tokens"))
-    if isinstance(most, int) and not is_said:
-        sampling["max_tokens"] = max(most + shorter_by, 1)

@@ -63,7 +63,7 @@ async def test_a_prompt_that_begins_anew_is_the_workers_rendering_and_drift_is_t
 async def test_usage_and_ids_are_told_as_asked(stream: bool) -> None:
     async with captured_worker("vllm", mode="render") as (worker, made):
         RenderingVllm(worker, WORDS[1:])
-        asked = {"return_token_ids": True, "max_tokens": 50}
+        asked = {"return_token_ids": True, "max_tokens": 50, "logprobs": True}
         ids = trained_tokenizer().encode(WORDS[1])
         if not stream:
             answer = (await made.chat(START, **asked)).json()
@@ -73,6 +73,11 @@ async def test_usage_and_ids_are_told_as_asked(stream: bool) -> None:
             told = await made.chat(START, stream=True, stream_options={"include_usage": True}, **asked)
             chunks = events(told)
             shown = [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"] or ()]
+            entries = [
+                entry for chunk in chunks for choice in chunk["choices"] for entry in choice["logprobs"]["content"]
+            ]
+            assert [entry["logprob"] for entry in entries] == list(made.branches()[0].transitions[0].logprobs)
+            assert "".join(entry["token"] for entry in entries) == WORDS[1]
             assert shown == ids and said(told)["content"].strip() == "two files"
             usage = chunks[-1]["usage"]
         assert usage["completion_tokens"] == len(ids) and usage["prompt_tokens_details"] == {"cached_tokens": 7}
