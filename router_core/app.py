@@ -141,13 +141,17 @@ class Application:
         told = describe_plugins(generation.registry, generation.plans)
         return {"generation": generation.number, "plugins": told}
 
-    def _wrap(self, app: ASGIApp, middlewares: Sequence[tuple[str, Any]]) -> ASGIApp:
+    def _wrap(self, app: ASGIApp, middlewares: Sequence[tuple[str, Any, str]]) -> ASGIApp:
         """The app inside its middlewares, the first of which is the outermost, inside the guard."""
-        for path, cls in reversed(middlewares):
+        for path, cls, where in reversed(middlewares):
             try:
                 app = cls(app, router=self.router) if _takes_router(cls) else cls(app)
             except Exception as error:
-                raise ConfigError(f"middleware {path!r} cannot be made: {error!r}", where="middleware paths") from error
+                raise ConfigError(
+                    f"{path!r}: no method is marked @hookimpl, so it is taken for an ASGI middleware, "
+                    f"and as one it cannot be made: {error!r}",
+                    where=where,
+                ) from error
         return Guard(app) if middlewares else app
 
     def _lasting_router(self) -> Router:
@@ -272,10 +276,10 @@ def _allowed_workers(config: Config) -> AllowedWorkers:
         raise ConfigError(str(error), where=config.where(key), key=key) from None
 
 
-def _middleware_paths(config: Config) -> tuple[list[PluginSource], list[tuple[str, Any]]]:
-    """Plugin classes and ASGI middleware classes among the given paths, in order."""
+def _middleware_paths(config: Config) -> tuple[list[PluginSource], list[tuple[str, Any, str]]]:
+    """Plugin classes, and ASGI middleware classes with path and source, among the given paths, in order."""
     sources: list[PluginSource] = []
-    middlewares: list[tuple[str, Any]] = []
+    middlewares: list[tuple[str, Any, str]] = []
     settings = config.router
     for key, paths in (
         ("router.middleware_paths", settings.middleware_paths),
@@ -287,7 +291,7 @@ def _middleware_paths(config: Config) -> tuple[list[PluginSource], list[tuple[st
             if is_plugin_class(found):
                 sources.append(plugin_source(found, path))
             elif inspect.isclass(found):
-                middlewares.append((path, found))
+                middlewares.append((path, found, where))
             else:
                 raise ConfigError(
                     f"{path!r} is neither a plugin class nor an ASGI middleware class", where=where, key=key

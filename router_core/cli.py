@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_configuration(serve)
     serve.set_defaults(run=_serve)
 
-    check = commands.add_parser("check", help="validate the configuration without binding a port")
+    check = commands.add_parser("check", help="validate the configuration and make all plugins, without starting them")
     _add_configuration(check)
     told = check.add_mutually_exclusive_group()
     told.add_argument("--explain", action="store_true", help="print each setting with its value and where it is set")
@@ -135,7 +135,8 @@ def _check(options: argparse.Namespace) -> int:
 
         print(explain(application.config, application.registry))
         return 0
-    print(f"ok: {len(application.registry.plugins)} plugins: {', '.join(application.plans.default.names) or 'none'}")
+    made, on = len(application.registry.plugins), ", ".join(application.plans.default.names) or "none"
+    print(f"ok (plugins were made, not started): {made} made, on: {on}; file: {application.config.file or 'none'}")
     return 0
 
 
