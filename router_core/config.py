@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from router_core.settings import PlainText, ProfileSettings, RouterSettings
 DEFAULT_FILE = "plugins.toml"
 DEFAULT_ENABLED = ("metrics", "engine_control", "health", "retry", "session_affinity", "least_inflight")
 PREFIX = "ROUTER__"
+_SECRET = re.compile("token$|secret|password|api_key")
+"""Names of settings whose values no message shows, and which are text whatever they look like."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def config_error(error: ValidationError, model: type[BaseModel], table: str, sou
     message, given = first["msg"].removeprefix("Value error, "), first.get("input")
     if first["type"] == "extra_forbidden":
         message = f"unknown key{did_you_mean(loc[-1], model.model_fields) if len(loc) == 1 else ''}"
-    elif isinstance(given, str | int | float | bool):
+    elif isinstance(given, str | int | float | bool) and not _SECRET.search(key.rpartition(".")[2]):
         message += f", not {given!r}"
     return ConfigError(message, where=_source_of(key, sources), key=key)
 
@@ -184,6 +187,10 @@ def toml_value(text: str) -> Any:
     return parsed["value"] if set(parsed) == {"value"} else PlainText(text)
 
 
+def _value(parts: Sequence[str], text: str) -> Any:
+    return text if _SECRET.search(parts[-1]) else toml_value(text)
+
+
 def _flag_layer(flags: Mapping[str, Any], settings: Sequence[str]) -> _Layer:
     layer = _Layer({}, {})
     for pair in settings:
@@ -193,7 +200,7 @@ def _flag_layer(flags: Mapping[str, Any], settings: Sequence[str]) -> _Layer:
             raise ConfigError(f"{pair!r} is not KEY=VALUE", where="--set")
         if len(parts) == 1 and parts[0] not in _Document.model_fields:
             parts = ["router", *parts]
-        _put(layer, parts, toml_value(value.strip()), f"--set {key}")
+        _put(layer, parts, _value(parts, value.strip()), f"--set {key}")
     for key, value in flags.items():
         flag = "worker" if key == "router.workers" else key.rpartition(".")[2].replace("_", "-")
         _put(layer, key.split("."), value, f"--{flag}")
@@ -217,7 +224,7 @@ def _environment_layer(environment: Mapping[str, str]) -> _Layer:
                 hint = did_you_mean(parts[0], [*_Document.model_fields, *RouterSettings.model_fields])
                 raise ConfigError(f"no such setting{hint}", where=f"environment variable {name}", key=".".join(parts))
             parts = ["router", *parts]
-        _put(layer, parts, toml_value(text), f"environment variable {name}")
+        _put(layer, parts, _value(parts, text), f"environment variable {name}")
     _split_enabled(layer)
     return layer
 

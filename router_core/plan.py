@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from router_core.breaker import Breaker
 from router_core.deadline import run_within
 from router_core.errors import AttemptWithdrawn, ClientLeft, PluginError, Reject, WorkerFault
 from router_core.hookspecs import CallNext
@@ -44,13 +43,9 @@ class LoadedPlugin:
     """Hook name -> its implementation, taking the hook's arguments by position."""
     errors: Counter[str] = field(default_factory=Counter)
     """Failures by hook."""
-    breaker: Breaker | None = None
-    """Of a plugin that may be skipped: when it fails too often it is switched off for all exchanges."""
-    on_switched_off: Callable[[], None] = lambda: None
-
-    @property
-    def is_switched_off(self) -> bool:
-        return self.breaker is not None and self.breaker.is_tripped
+    is_off: bool = False
+    """Whether it was switched off for failing too often."""
+    on_failure: Callable[[LoadedPlugin], None] | None = None
 
     def failed(self, hook: str, error: BaseException | str) -> PluginError:
         """Counts and logs a failure; the error says which plugin, which hook, and what."""
@@ -58,9 +53,8 @@ class LoadedPlugin:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         trace = error if isinstance(error, BaseException) else None
         log.error("plugin %r failed in hook %r: %s", self.name, hook, text, exc_info=trace)
-        if self.breaker is not None and self.breaker.fail():
-            log.critical("plugin %r is switched off: it failed too often (router.skip_max_failures)", self.name)
-            self.on_switched_off()
+        if self.on_failure is not None:
+            self.on_failure(self)
         return PluginError(self.name, hook, text)
 
 

@@ -51,8 +51,6 @@ class Plans:
         """Every loaded plugin: for what happens outside a request."""
         self.nothing = Plan((), hook_timeout_s=hook_timeout_s)
         """No plugin: for a request that is refused before its plan is known."""
-        for plugin in loaded:
-            plugin.on_switched_off = self._compile_anew
 
     def time_hooks(self) -> HookTimes:
         """Takes the time of every hook from now on; for `startup`, before the first request."""
@@ -64,15 +62,21 @@ class Plans:
     def watch_hooks(self, wrap: HookWrap) -> None:
         """Has the hooks of exchanges and sessions called through what ``wrap`` makes of them; from the next one on."""
         self._wraps.append(wrap)
-        self._compile_anew()
-
-    def _compile_anew(self) -> None:
-        self._plans.clear()
-        self.default = self.of(None, None)
+        self.compile_anew()
 
     @property
-    def profile_names(self) -> list[str]:
-        return sorted(self._profiles)
+    def times(self) -> HookTimes | None:
+        """The time of every hook, if it is taken."""
+        return self._times
+
+    def profiles_with(self, plugin: str) -> list[str]:
+        """The profiles in which a plugin is on."""
+        return [name for name in self._profiles if plugin in self.of(name, None).names]
+
+    def compile_anew(self) -> None:
+        """For the next exchange on: a plugin was switched off, or its hooks are watched."""
+        self._plans.clear()
+        self.default = self.of(None, None)
 
     def check_profile(self, name: str, where: str) -> None:
         """Raises Reject (400) naming ``where`` when there is no such profile."""
@@ -108,5 +112,5 @@ class Plans:
                     message = f"{name!r} is installed but not loaded: name it in router.available, then start anew"
                 raise Reject(400, "unknown_plugin", message, "x-router-plugins")
             names.add(name) if sign == "+" else names.discard(name)
-        plugins = [plugin for plugin in self.loaded if plugin.name in names and not plugin.is_switched_off]
+        plugins = [plugin for plugin in self.loaded if plugin.name in names and not plugin.is_off]
         return Plan(plugins, hook_timeout_s=self._timeout_s, overrides=settings, wraps=self._wraps)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -19,16 +21,16 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import ValidationError
 
 from router_core import hookspecs
-from router_core.breaker import Breaker
 from router_core.config import Config, config_error, did_you_mean
 from router_core.errors import ConfigError
-from router_core.hookspecs import API_VERSION, ASYNC, IN_REQUEST, OUTSIDE_REQUEST, PROJECT
+from router_core.hookspecs import API_VERSION, ASYNC, DEPRECATED_HOOKS, IN_REQUEST, OUTSIDE_REQUEST, PROJECT
 from router_core.plan import LoadedPlugin
 from router_core.plans import Profile
 from router_core.settings import NAME_PATTERN, PluginSettings, is_per_exchange
 
 ENTRY_POINTS = "router_core.plugins"
 HOOKS = (*IN_REQUEST, *OUTSIDE_REQUEST)
+log = logging.getLogger("router_core")
 _MARK = f"{PROJECT}_impl"
 
 
@@ -83,6 +85,9 @@ class Registry:
         self._sources = installed()
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
+        if DEPRECATED_HOOKS:
+            old = {name: getattr(hookspecs, new) for name, new in DEPRECATED_HOOKS.items()}
+            self._pluggy.add_hookspecs(type("Deprecated", (), old))
         self.plugins: list[LoadedPlugin] = []
         for source in extra:
             if source.name in self._sources or source.name in config.enabled:
@@ -145,9 +150,6 @@ class Registry:
             raise ConfigError(f"plugin {name!r} cannot be made: {error!r}", where=source.origin) from error
         on_error: Literal["fail", "skip"] = "skip" if getattr(cls, "on_error", "fail") == "skip" else "fail"
         plugin = LoadedPlugin(name, instance, settings, source.distribution, source.version, on_error)
-        if on_error == "skip":
-            router = self._config.router
-            plugin.breaker = Breaker(router.skip_max_failures, router.skip_window_s)
         self._register(plugin, source.origin)
         self.plugins.append(plugin)
 
@@ -172,8 +174,9 @@ class Registry:
         for caller in self._pluggy.get_hookcallers(plugin.instance) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin.instance:
-                    spec = _argument_names(getattr(hookspecs, caller.name))
-                    plugin.hooks[caller.name] = _by_position(impl.function, tuple(impl.argnames), spec)
+                    hook = _current_name(plugin, caller.name, origin)
+                    spec = _argument_names(getattr(hookspecs, hook))
+                    plugin.hooks[hook] = _by_position(impl.function, tuple(impl.argnames), spec)
 
     def _profile(self, name: str) -> Profile:
         profile = self._config.profiles[name]
@@ -201,6 +204,19 @@ class Registry:
                     )
             settings[plugin_name] = self._settings(plugin_name, cls, table, f"profiles.{name}.")
         return Profile(frozenset(profile.enable), frozenset(profile.disable), settings)
+
+
+def _current_name(plugin: LoadedPlugin, hook: str, origin: str) -> str:
+    """The hook's name of today; an old one works, and is warned of."""
+    new = DEPRECATED_HOOKS.get(hook)
+    if new is None:
+        return hook
+    if hasattr(getattr(type(plugin.instance), new, None), _MARK):
+        raise ConfigError(f"plugin {plugin.name!r}: {hook!r} and {new!r} are one hook: drop {hook!r}", where=origin)
+    warning = f"plugin {plugin.name!r}: hook {hook!r} is deprecated, rename it to {new!r}"
+    warnings.warn(warning, DeprecationWarning, stacklevel=2)
+    log.warning("%s (%s)", warning, origin)
+    return new
 
 
 def _check_class(name: str, cls: type[Any], origin: str) -> None:
@@ -236,6 +252,7 @@ def _check_class(name: str, cls: type[Any], origin: str) -> None:
 
 
 def _check_hook(name: str, hook: str, function: Any, options: Mapping[str, Any], origin: str) -> None:
+    hook = DEPRECATED_HOOKS.get(hook, hook)
     if hook not in HOOKS:
         hint = did_you_mean(hook, HOOKS, f"; hooks: {', '.join(HOOKS)}")
         raise ConfigError(f"plugin {name!r}: there is no hook {hook!r}{hint}", where=origin)

@@ -73,7 +73,14 @@ class Capture:
             fixed=None if settings.worker_kind == "auto" else settings.worker_kind,
             timeout_s=settings.detect_timeout_s,
         )
-        self.engines = Engines(EngineServices(router.control, lambda: self.renderers.tokenizer))
+        self.engines = Engines(
+            EngineServices(
+                router.control,
+                lambda: self.renderers.tokenizer,
+                tool_form=settings.tool_form,
+                default_max_tokens=settings.default_max_tokens,
+            )
+        )
 
     # ------------------------------------------------------------------------------------------------------- sessions
     def open(self, session: Session, options: SessionOptions) -> None:

@@ -83,6 +83,7 @@ class CapturedTurn:
             self._ask = Ask(
                 {**self._chat.body, **self._overrides},
                 self._prompt.ids,
+                is_continued=self._prompt.is_continued,
                 wants_experts=self._settings.routed_experts,
             )
             for name, value in self._overrides.items():

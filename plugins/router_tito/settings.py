@@ -11,6 +11,7 @@ from router_tito.engines import MODES
 from router_tito.errors import MessageError
 from router_tito.export_settings import ExportSettings
 from router_tito.matcher import LOOSE_TOOL_CALL, Matcher
+from router_tito.parsers import FORMS
 from router_tito.render import Thinking
 
 
@@ -18,8 +19,15 @@ class TitoSettings(ExportSettings):
     """What is captured, how a turn is put to a worker, and what may be kept."""
 
     mode: str = per_exchange("inject")
-    """How a turn is put to a worker: ``inject`` gives it the exact ids, ``observe`` lets it render and asks for the
-    ids it used; ``GET /sessions/capabilities`` lists all."""
+    """How a turn is put to a worker: ``inject`` gives it the exact ids in its chat call, ``translate`` in its call
+    that generates from ids, ``render`` in that of vLLM with vLLM's own rendering and parsing, ``observe`` lets it
+    render and asks for the ids it used; ``GET /sessions/capabilities`` lists all."""
+    tool_form: str = "auto"
+    """How the model writes its tool calls, where they are parsed here (``translate``): ``qwen``, ``llama3``,
+    ``deepseek_v3``, ``glm4``, ``none``, or told from the chat template (``auto``)."""
+    default_max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of an answer for which neither the client nor its session said any, where the call must say it
+    (``translate``, ``render``); none: all that the worker's context has room for."""
     worker_kind: Literal["auto", "sglang", "vllm"] = "auto"
     """What the workers speak; ``auto`` asks each one."""
     detect_timeout_s: float = Field(default=5.0, gt=0)
@@ -68,6 +76,14 @@ class TitoSettings(ExportSettings):
         if mode not in MODES:
             raise ValueError(f"there is no mode {mode!r}: one of {', '.join(MODES)}")
         return mode
+
+    @field_validator("tool_form")
+    @classmethod
+    def _known_form(cls, form: str) -> str:
+        known = ("auto", "none", *FORMS)
+        if form not in known:
+            raise ValueError(f"there is no form {form!r}: one of {', '.join(known)}")
+        return form
 
     @field_validator("matchers")
     @classmethod

@@ -57,6 +57,11 @@ class TurnPrompt:
         """What the worker is given to generate from; None: it renders."""
         return self.rendered.ids if self.rendered is not None and self.mode not in RENDERED_ELSEWHERE else None
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether the ids begin with some of the trace."""
+        return self.rendered is not None and self.rendered.how != "render"
+
     async def render(self) -> None:
         """Find the ids. Raises Reject where the messages cannot be rendered, or leave no room for an answer."""
         path = self._pending.path

@@ -16,6 +16,10 @@ from router_core.testing.router import running_router
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
+PARTS = ("docs", "examples", "plugins")
+"""Folders with pages that link to others."""
+HEADS = ["What it does", "When to use it", "Settings", "Hooks and order", "What it keeps", "Routes"]
+"""What every plugin's README tells, in this order; it may tell more."""
 NO_ROUTER = {"testing", "reference_engine", "demo"}
 """Parts of the core whose errors are not the router's."""
 STARLETTES = {"not_found": {404}, "method_not_allowed": {405}, "bad_request": {400}}
@@ -105,7 +109,7 @@ def test_every_route_of_the_core_is_documented_and_no_other() -> None:
 
 # --------------------------------------------------------------------------------------------------- README and links
 def test_links_between_the_pages_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    pages = [ROOT / "README.md", *(page for part in PARTS for page in (ROOT / part).rglob("*.md"))]
     broken = [
         f"{page.relative_to(ROOT)}: {link}"
         for page in pages
@@ -119,6 +123,13 @@ def test_the_readme_has_one_command_for_the_demo_and_one_for_the_tests() -> None
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = re.findall(r"(?m)^python3 -m venv .*$", readme)
     assert [command.rpartition("&& ")[2] for command in commands] == ["router-core demo", "pytest"]
+
+
+def test_every_plugin_has_a_readme_with_the_same_heads() -> None:
+    for folder in sorted((ROOT / "plugins").glob("router_*/")):
+        page = (folder / "README.md").read_text(encoding="utf-8")
+        assert page.startswith(f"# {folder.name.removeprefix('router_')}\n"), folder.name
+        assert [head for head in re.findall(r"(?m)^## (.*)$", page) if head in HEADS] == HEADS, folder.name
 
 
 async def test_the_plugin_of_the_readme_works() -> None:

@@ -292,7 +292,7 @@ async def test_the_routers_services_reach_plugins_at_startup(serve: Serve) -> No
     async with ScriptedWorker() as worker:
         router = await serve(worker, classes=(Keeps,))
         (services,) = given
-        assert services is router.application.router
+        assert services.workers is router.application.workers and services.sessions is router.application.sessions
         assert services.worker_urls == {worker.url: 0}
         assert services.session("nobody") is None
         answer = await services.control.call(router.workers[0], "GET", "/health", timeout_s=5)

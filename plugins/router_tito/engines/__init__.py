@@ -14,11 +14,16 @@ from __future__ import annotations
 
 from .detect import KINDS, Detector, Kind, WorkerFacts
 from .interface import AnswerReader, Ask, Engine, EngineFactory, EngineServices, Reading
+from .render_vllm import VllmRender
 from .sglang import SglangChat
+from .translate_sglang import SglangGenerate
+from .translate_vllm import VllmCompletions
 from .vllm import VllmChat
 
 ENGINES: dict[str, dict[Kind, EngineFactory]] = {
     "inject": {"sglang": SglangChat, "vllm": VllmChat},
+    "translate": {"sglang": SglangGenerate, "vllm": VllmCompletions},
+    "render": {"vllm": VllmRender},
     "observe": {"sglang": SglangChat, "vllm": VllmChat},
 }
 """Mode -> kind of worker -> how its engine is made."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import orjson
 
@@ -163,7 +163,7 @@ def blank(holder: Json, key: str) -> bool:
     return True
 
 
-def are_ids(value: Any) -> bool:
+def are_ids(value: Any) -> TypeGuard[list[int]]:
     """Whether a value from a worker looks like a list of ids; commit checks each."""
     return isinstance(value, list) and (not value or isinstance(value[0], int))
 

@@ -18,6 +18,8 @@ class Ask:
     """The client's JSON with the session's overrides. What the client itself asked for is seen here; never changed."""
     prompt_ids: Sequence[int] | None
     """The exact ids to generate from. None: nothing is injected, the worker renders (observe)."""
+    is_continued: bool = False
+    """Whether the ids begin with some of the session's trace; else they are the messages by the template alone."""
     wants_experts: bool = False
     """Whether routed experts are to be asked for."""
 
@@ -65,6 +67,10 @@ class EngineServices:
     """The tokenizer capture renders with, None while there is none."""
     timeout_s: float = 30.0
     """For each such call."""
+    tool_form: str = "auto"
+    """Form of the model's tool calls (``parsers.FORMS``), where they are parsed here."""
+    default_max_tokens: int | None = None
+    """Most tokens of an answer, where nobody said."""
 
 
 class AnswerReader(Protocol):
