@@ -40,6 +40,8 @@ class Health:
         """Seconds a probe may take until the worker has answered for the first time."""
         starting_timeout_s: float = Field(default=1800.0, gt=0)
         """Seconds a worker that was never up may be starting before it counts as failed."""
+        slow_start_s: float = Field(default=30.0, gt=0)
+        """Seconds a worker may be starting until a warning names it and says why."""
         max_failures: int = Field(default=3, ge=1)
         """Consecutive failures of probes, or of requests, after which a worker is out."""
         max_interval_s: float = Field(default=30.0, gt=0)
@@ -69,6 +71,7 @@ class Health:
             ),
             timeout_s=settings.timeout_s,
             first_timeout_s=settings.first_timeout_s,
+            slow_start_s=settings.slow_start_s,
             trial_requests=settings.trial_requests,
             max_out_share=settings.max_out_share,
         )

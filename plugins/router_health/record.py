@@ -57,6 +57,8 @@ class HealthRecord:
     created_at: float
     has_answered: bool = False
     """Whether it ever showed that it is up."""
+    is_slow: bool = False
+    """Whether it was named as one that is starting for long."""
     probe_failures: int = 0
     request_failures: int = 0
     answered_at: float = 0.0

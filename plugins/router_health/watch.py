@@ -28,6 +28,7 @@ class Watch:
         *,
         timeout_s: float,
         first_timeout_s: float,
+        slow_start_s: float,
         trial_requests: int,
         max_out_share: float,
     ) -> None:
@@ -35,6 +36,7 @@ class Watch:
         self._prober = prober
         self._limits = limits
         self._timeout_s, self._first_timeout_s = timeout_s, first_timeout_s
+        self._slow_start_s = slow_start_s
         self._trial_requests = trial_requests
         self._max_out_share = max_out_share
         self._probing: dict[Worker, asyncio.Task[None]] = {}
@@ -122,6 +124,9 @@ class Watch:
     def _await_start(self, worker: Worker, record: HealthRecord, reason: str) -> None:
         if worker.is_ready:
             log.info("worker %s is starting: %s", worker.url, reason)
+        elif not record.is_slow and self._router.clock.now() - record.created_at >= self._slow_start_s:
+            record.is_slow = True
+            log.warning("worker %s is still starting after %g s: %s", worker.url, self._slow_start_s, reason)
         self._router.workers.await_start(worker, record.generation, reason)
 
     def _eject(self, worker: Worker, record: HealthRecord, sign: Sign, reason: str) -> None:

@@ -71,6 +71,17 @@ async def test_a_worker_that_answers_503_before_its_first_success_is_starting(ch
     assert OUT not in [state for _, state in changes.seen]
 
 
+async def test_a_worker_that_is_starting_for_long_is_named_once_with_the_reason(caplog, changes, scripted_worker):
+    scripted_worker.health.status = 503
+    plugins = quick(slow_start_s=0.001)
+    async with running_router([scripted_worker.url], plugins=plugins, classes=[changes.plugin]) as router:
+        await changes.wait_for(scripted_worker.url, STARTING)
+        await scripted_worker.wait_for_health_requests(6)
+        assert (await described(router))[scripted_worker.url]["status"] == "starting"
+    told = [record.getMessage() for record in caplog.records if "still starting" in record.getMessage()]
+    assert told == [f"worker {scripted_worker.url} is still starting after 0.001 s: /health answered 503"]
+
+
 async def test_a_worker_that_is_starting_for_too_long_has_failed_and_still_comes_up(changes):
     async with ScriptedWorker() as worker:
         await worker.stop()
