@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -17,7 +18,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; a wrong configuration is one line on standard error and exit status 2."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options) or 0)
+        status = int(options.run(options) or 0)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read has enough, as in `router-core plugins | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 0
     except ConfigError as error:
         print(f"router-core: {error}", file=sys.stderr)
         return EXIT_CONFIG

@@ -109,7 +109,7 @@ class Plans:
             if sign not in ("+", "-") or name not in self._names:
                 message = f"{switch!r} is not + or - and the name of a loaded plugin; loaded: {', '.join(self._names)}"
                 if name in self._installed and name not in self._names:
-                    message = f"{name!r} is installed but not loaded: name it in router.available, then start anew"
+                    message = f"{name!r} is installed but not loaded: name it in router.available"
                 raise Reject(400, "unknown_plugin", message, "x-router-plugins")
             names.add(name) if sign == "+" else names.discard(name)
         plugins = [plugin for plugin in self.loaded if plugin.name in names and not plugin.is_off]

@@ -1,5 +1,6 @@
 """The command line: what it says, where it says it, and with which exit status."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -143,3 +144,12 @@ def test_the_module_is_the_command() -> None:
         [sys.executable, "-m", "router_core", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("router-core ")
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "router_core", "plugins"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -21,7 +21,8 @@ async def test_the_cheapest_worker_serves():
             labels = {"usd_per_hour": price}
             await exchange_once(router.port, "POST", "/workers", json={"url": worker.url, "labels": labels})
         for _ in range(4):
-            assert (await exchange_once(router.port, json={"text": "hi"})).status == 200
+            answer = await exchange_once(router.port, json={"text": "hi"})
+            assert answer.status == 200, answer.body
         assert (len(dear.requests), len(cheap.requests)) == (0, 4)
 
 
