@@ -64,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add_arguments(engine)
 
-    demo = commands.add_parser("demo", help="two small engines, the router in front, one rollout through it")
+    demo = commands.add_parser(
+        "demo", help="two small engines, a router, three rollouts at once, one worker killed and back"
+    )
     demo.add_argument("--keep", action="store_true", help="leave everything serving until Ctrl-C")
     demo.add_argument("--port", type=int, default=0, help="port of the router (default: a free one)")
     demo.set_defaults(run=_demo)

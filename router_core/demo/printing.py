@@ -6,7 +6,16 @@ import time
 
 from router_core.demo.rollout import Turn
 
+PROMISE = """\
+        Promised: what the router passes on is what the workers answer themselves. A worker is killed on the way:
+        turns fail only until its quarantine, and are asked again. Started anew, it serves again by itself."""
+LEGEND = """\
+        turn: rollout and number. prompt, sampled: tokens. logprob: mean of the sampled tokens', in nats. experts:
+        routed experts, rows x layers x experts of each. events: parts of a streamed answer, - where it came whole."""
 HEAD = "  time  turn         worker    prompt  sampled  logprob  experts     events  first ids       text"
+
+
+MARK = "==="
 
 
 class Stopwatch:
@@ -20,6 +29,10 @@ class Stopwatch:
 
     def say(self, text: str) -> None:
         print(f"{self.seconds():5.2f}s  {text}", flush=True)
+
+    def mark(self, text: str) -> None:
+        """A line that stands out: what is made to happen, and what comes of it."""
+        self.say(f"{MARK} {text} ".ljust(100, MARK[0]))
 
 
 def turn_line(what: str, worker: str, turn: Turn) -> str:

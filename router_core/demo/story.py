@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from router_core.demo.failure import DemoFailure
-from router_core.demo.printing import HEAD, Stopwatch, example, turn_line
+from router_core.demo.printing import HEAD, LEGEND, PROMISE, Stopwatch, example, turn_line
 from router_core.demo.processes import Process
 from router_core.demo.rollout import Rollout, TurnFailed, tokenized_questions
 from router_core.demo.tally import Tally
@@ -44,7 +44,8 @@ class Story:
         self._router = Process("router", directory, "serve", "--config", str(config), port=port)
         self.processes = [self._router, *self._workers]
         self._client = client
-        self._say = Stopwatch().say
+        watch = Stopwatch()
+        self._say, self._mark = watch.say, watch.mark
         self._tally = Tally()
         self._questions: list[list[int]] = []
         self._rollouts: list[Rollout] = []
@@ -53,6 +54,7 @@ class Story:
     async def start(self) -> None:
         """Starts the engines, and then the router in front of them."""
         self._say("Two engines start. Their model is tiny and random: its words mean nothing, its numbers are true.")
+        print(PROMISE, flush=True)
         for worker in self._workers:
             worker.start()
         for worker in self._workers:
@@ -66,7 +68,7 @@ class Story:
         """Runs the rollouts while a worker ends and returns. Raises DemoFailure when anything is not as promised."""
         self._questions = await tokenized_questions(self._client, self._router.url)
         self._say("Three rollouts at once, each a session. A turn sends all ids so far; every second one is streamed.")
-        print(HEAD, flush=True)
+        print(LEGEND, HEAD, sep="\n", flush=True)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(AT_ONCE):
@@ -121,16 +123,16 @@ class Story:
         await self._more_turns()
         self._tally.killed()
         worker.kill()
-        self._say(f"--- {worker.name} is killed (pid {worker.pid})")
+        self._mark(f"{worker.name} is killed (pid {worker.pid})")
         reason = await self._until_worker_is(worker, "quarantined")
         self._tally.quarantined()
-        self._say(f"--- GET /workers: {worker.name} is quarantined: {reason}")
+        self._mark(f"GET /workers: {worker.name} is quarantined: {reason}")
         await self._more_turns()
         worker.start()
         await worker.ready()
-        self._say(f"--- {worker.name} is started again on {worker.url}, pid {worker.pid}")
+        self._mark(f"{worker.name} is started again on {worker.url}, pid {worker.pid}")
         await self._until_worker_is(worker, "ready")
-        self._say(f"--- GET /workers: {worker.name} is ready again")
+        self._mark(f"GET /workers: {worker.name} is ready again")
         served = self._tally.turns[worker.name]
         await _until(lambda: self._tally.turns[worker.name] > served, f"{worker.name} serves a turn again")
         await self._more_turns()

@@ -67,6 +67,7 @@ def output() -> str:
 
 def test_the_demo_ends_as_promised(output: str) -> None:
     assert output.rstrip().endswith("All as promised.")
+    assert "Promised: what the router passes on is what the workers answer themselves." in output
 
 
 def test_each_turn_is_shown_with_worker_tokens_logprob_and_experts(output: str) -> None:
@@ -85,7 +86,7 @@ def test_both_workers_serve_and_turns_are_streamed_and_not(output: str) -> None:
 
 
 def test_the_killed_worker_is_quarantined_and_comes_back(output: str) -> None:
-    told = re.findall(r"(?m)^ *[\d.]+s  --- (.*)$", output)
+    told = re.findall(r"(?m)^ *[\d.]+s  === (.*?) =*$", output)
     assert [re.sub(r"[:,(].*", "", line).strip() for line in told] == [
         "worker A is killed",
         "GET /workers",
