@@ -70,8 +70,8 @@ def settings_page() -> str:
         "else `./plugins.toml`), the default. `[router] port` is `ROUTER__PORT` in the environment and "
         "`--set router.port=8000` on the command line; a plugin's setting is `ROUTER__PLUGINS__HEALTH__INTERVAL_S` and "
         "`--set plugins.health.interval_s=2`. Values there are TOML values, else plain text; lists of texts also go by "
-        "commas. An unknown key is an error before anything serves. Settings marked † may be overridden by a "
-        "profile.\n",
+        "commas. An unknown key is an error before anything serves; the table of an installed plugin that nothing "
+        "enables is fine and not looked at until something does. Settings marked † may be overridden by a profile.\n",
         f"`enabled` (a list of names, default `{_toml(list(DEFAULT_ENABLED))}`) says which plugins are on, and in "
         "which order requests pass them.\n",
         "## [router]\n\n" + table(RouterSettings),

@@ -3,6 +3,7 @@
 These are the public names: a plugin imports from here and from nowhere below.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from router_core.errors import (
 )
 from router_core.headers import Headers
 from router_core.holds import Held, HoldQueue
-from router_core.hookspecs import API_VERSION, CallNext, hookimpl
+from router_core.hookspecs import API_VERSION, DEPRECATED_NAMES, CallNext, hookimpl
 from router_core.router import Router
 from router_core.scan import FoundValue, Pieces, Sink, ValueScanner, keep_nothing
 from router_core.settings import PluginSettings, per_exchange
@@ -115,4 +116,7 @@ def __getattr__(name: str) -> Any:
     """The server behind ``serving`` is loaded by whoever asks for it, and by nobody else."""
     if name in ("RunningRouter", "serving"):
         return getattr(import_module("router_core.in_process"), name)
+    if (new := DEPRECATED_NAMES.get(name)) is not None:
+        warnings.warn(f"router_core.{name} is deprecated, use router_core.{new}", DeprecationWarning, stacklevel=2)
+        return globals()[new]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

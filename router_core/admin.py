@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from router_core.access import DATA_ADDRESS
 from router_core.bodies import checked_number, checked_version, is_text, read_json, read_object
 from router_core.errors import Reject
 from router_core.outside import OutsideHooks
@@ -34,6 +35,7 @@ CLAIMED = (
     "liveness",
     "readiness",
     "plugins",
+    "admin",
 )
 """First path segments that the core takes."""
 
@@ -282,7 +284,7 @@ class SessionRoutes:
 
     async def open(self, request: Request) -> Response:
         session = await self.open_session(await read_object(request))
-        base_url = f"{request.url.scheme}://{request.headers.get('host', '')}/sessions/{session.id}/v1"
+        base_url = f"{request.url.scheme}://{_turn_address(request)}/sessions/{session.id}/v1"
         return JSONResponse({"session_id": session.id, "base_url": base_url})
 
     async def open_session(self, body: dict[str, Any]) -> Session:
@@ -317,6 +319,17 @@ class SessionRoutes:
         waits = _flag(request, "wait", default=True)
         cut = await self._sessions.close(session, timeout_s=self._settings.session_close_timeout_s if waits else 0.0)
         return Response(status_code=204, headers={"x-router-cancelled-turns": str(cut)} if cut else None)
+
+
+def _turn_address(request: Request) -> str:
+    """Host and port that turns are sent to: where this request came to, if that is not another address."""
+    address = request.scope.get(DATA_ADDRESS)
+    if address is None:
+        return request.headers.get("host", "")
+    host, port = address
+    if host in ("0.0.0.0", "::"):  # everywhere: then also where this request came to
+        host = request.url.hostname or host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _brief(session: Session) -> dict[str, Any]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
+from router_core.access import DATA_ADDRESS, Access
+from router_core.errors import Reject
 from router_core.headers import one_date_and_server
+from router_core.in_use import InUse
 from router_core.proxy import BROKEN, Broken, Proxy
+from router_core.types import Answer
 
 log = logging.getLogger("router_core")
 
@@ -21,29 +25,35 @@ class ASGIApp(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
-class Front:
-    """The innermost app. ``claimed`` are first path segments that belong to ``routes``; all else is proxied, but for
+class Routes(Protocol):
+    """The router's own routes. ``claimed`` are first path segments that belong to them; all else is proxied, but for
     the whole paths ``claimed_paths``.
 
-    Below ``/sessions/{id}/`` only ``session_nouns`` belong to routes; the rest are turns of that session.
+    Below ``/sessions/{id}/`` only ``session_nouns`` belong to them; the rest are turns of that session.
     """
+
+    app: ASGIApp
+    claimed: frozenset[bytes]
+    claimed_paths: frozenset[bytes]
+    session_nouns: frozenset[bytes]
+    in_use: InUse
+
+
+class Front:
+    """The innermost app. ``routes`` may be replaced: a request that has begun ends where it began."""
 
     def __init__(
         self,
         proxy: Proxy,
-        routes: ASGIApp,
+        routes: Routes,
+        access: Access,
         *,
-        claimed: Collection[bytes],
-        claimed_paths: Collection[bytes] = (),
-        session_nouns: Collection[bytes],
         start: Callable[[], Awaitable[None]],
         stop: Callable[[], Awaitable[None]],
     ) -> None:
         self._proxy = proxy
-        self._routes = routes
-        self._claimed = frozenset(claimed)
-        self._claimed_paths = frozenset(claimed_paths)
-        self._session_nouns = frozenset(session_nouns)
+        self.routes = routes
+        self.access = access
         self._start = start
         self._stop = stop
 
@@ -56,19 +66,31 @@ class Front:
             await send({"type": "websocket.close", "code": 1000})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        routes = self.routes
         raw: bytes = scope["raw_path"]
         parts = raw.split(b"/", 3)
         first = unquote_to_bytes(parts[1]) if len(parts) > 1 else b""
-        if first not in self._claimed and raw not in self._claimed_paths:
+        if first not in routes.claimed and raw not in routes.claimed_paths:
             await self._proxy(scope, receive, send)
-        elif first == b"sessions" and len(parts) == 4 and parts[3].split(b"/", 1)[0] not in self._session_nouns:
+        elif first == b"sessions" and len(parts) == 4 and parts[3].split(b"/", 1)[0] not in routes.session_nouns:
             session_id = unquote_to_bytes(parts[2]).decode("utf-8", "replace")
             rest = b"/" + parts[3]
             if rest.startswith(b"/v1/v1/"):
                 rest = rest[3:]  # harnesses disagree whether a base URL ends in /v1; ours does
             await self._proxy(scope, receive, send, path=rest, session_id=session_id)
         else:
-            await self._routes(scope, receive, _dated(send))
+            routes.in_use.enter()
+            try:
+                try:
+                    self.access.check(scope, raw)
+                except Reject as refusal:
+                    await _refuse(refusal, send)
+                    return
+                if (address := self.access.data_address(scope)) is not None:
+                    scope[DATA_ADDRESS] = address
+                await routes.app(scope, receive, _dated(send))
+            finally:
+                routes.in_use.leave()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -85,6 +107,15 @@ class Front:
                 await self._stop()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+async def _refuse(refusal: Reject, send: Send) -> None:
+    answer = Answer.error(refusal)
+    if refusal.status == 401:
+        answer.headers.add("www-authenticate", "Bearer")
+    send = _dated(send)
+    await send({"type": "http.response.start", "status": answer.status, "headers": list(answer.headers.raw)})
+    await send({"type": "http.response.body", "body": answer.ready_body or b""})
 
 
 def _dated(send: Send) -> Send:

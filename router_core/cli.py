@@ -1,4 +1,4 @@
-"""The command line: ``router-core serve | check | plugins | engine | demo``."""
+"""The command line: ``router-core serve | check | plugins | new-plugin | engine | demo``."""
 
 from __future__ import annotations
 
@@ -36,13 +36,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_configuration(serve)
     serve.set_defaults(run=_serve)
 
-    check = commands.add_parser("check", help="validate the configuration without binding a port")
+    check = commands.add_parser("check", help="validate the configuration and make all plugins, without starting them")
     _add_configuration(check)
+    told = check.add_mutually_exclusive_group()
+    told.add_argument("--explain", action="store_true", help="print each setting with its value and where it is set")
+    told.add_argument("--schema", action="store_true", help="print the JSON schema of plugins.toml")
     check.set_defaults(run=_check)
 
     plugins = commands.add_parser("plugins", help="list plugins: version, distribution, hooks, on or off")
     _add_configuration(plugins)
     plugins.set_defaults(run=_plugins)
+
+    new_plugin = commands.add_parser("new-plugin", help="write a package with a plugin of your own, tests included")
+    new_plugin.add_argument("name", metavar="NAME", help="the plugin's name: a-z, 0-9 and _")
+    new_plugin.add_argument("--directory", metavar="D", help="where to write it (default: ./router-NAME)")
+    new_plugin.set_defaults(run=_new_plugin)
 
     engine = commands.add_parser("engine", help="serve a small real model, for trying things out")
     engine.set_defaults(run=_engine)
@@ -89,19 +97,22 @@ _FLAGS = {
 
 def _application(options: argparse.Namespace) -> Any:
     from router_core.app import Application
-    from router_core.config import load
+    from router_core.config import Config, load
 
     given = {key: getattr(options, name) for name, key in _FLAGS.items()}
     sys.path.insert(0, "")  # middleware paths may name modules of the working directory
-    config = load(
-        {key: value for key, value in given.items() if value is not None},
-        settings=options.set,
-        file=options.config,
-        enable=options.enable,
-        disable=options.disable,
-        profile=options.profile,
-    )
-    return Application(config)
+
+    def read() -> Config:
+        return load(
+            {key: value for key, value in given.items() if value is not None},
+            settings=options.set,
+            file=options.config,
+            enable=options.enable,
+            disable=options.disable,
+            profile=options.profile,
+        )
+
+    return Application(read(), read_config=read)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -111,8 +122,21 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    if options.schema:
+        from json import dumps
+
+        from router_core.introspection import schema
+
+        print(dumps(schema(), indent=2))
+        return 0
     application = _application(options)
-    print(f"ok: {len(application.registry.plugins)} plugins: {', '.join(application.plans.default.names) or 'none'}")
+    if options.explain:
+        from router_core.introspection import explain
+
+        print(explain(application.config, application.registry))
+        return 0
+    made, on = len(application.registry.plugins), ", ".join(application.plans.default.names) or "none"
+    print(f"ok (plugins were made, not started): {made} made, on: {on}; file: {application.config.file or 'none'}")
     return 0
 
 
@@ -121,6 +145,14 @@ def _plugins(options: argparse.Namespace) -> int:
 
     application = _application(options)
     print(plugin_table(application.registry, application.plans.default.names))
+    return 0
+
+
+def _new_plugin(options: argparse.Namespace) -> int:
+    from router_core.new_plugin import new_plugin
+
+    target = new_plugin(options.name, options.directory)
+    print(f"wrote {target}; next: cd {target} && pip install -e '.[test]' && pytest")
     return 0
 
 

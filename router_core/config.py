@@ -7,14 +7,16 @@ plugin's setting. Values are TOML values, else text.
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -24,6 +26,8 @@ from router_core.settings import PlainText, ProfileSettings, RouterSettings
 DEFAULT_FILE = "plugins.toml"
 DEFAULT_ENABLED = ("metrics", "engine_control", "health", "retry", "session_affinity", "least_inflight")
 PREFIX = "ROUTER__"
+_SECRET = re.compile("token$|secret|password|api_key")
+"""Names of settings whose values no message shows, and which are text whatever they look like."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +42,21 @@ class Config:
     """The profile that holds for the whole process."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Dotted key -> the file, variable or flag it came from; what is missing is a default."""
+    file: str | None = None
+    """The file that was read."""
 
     def where(self, key: str) -> str:
         """The source of a key, of something in the table that it names, or of the nearest table around it."""
-        inside = f"{key}."
-        if key not in self.sources and (found := next((k for k in self.sources if k.startswith(inside)), None)):
-            return self.sources[found]
-        while key:
-            if key in self.sources:
-                return self.sources[key]
-            key = key.rpartition(".")[0]
-        return "default"
+        return _source_of(key, self.sources) or "default"
+
+
+def _source_of(key: str, sources: Mapping[str, str]) -> str:
+    inside = f"{key}."
+    if key not in sources and (found := next((k for k in sources if k.startswith(inside)), None)):
+        return sources[found]
+    while key and key not in sources:
+        key = key.rpartition(".")[0]
+    return sources.get(key, "")
 
 
 class _Document(BaseSettings):
@@ -110,10 +118,12 @@ def load(
     ``settings`` are ``--set`` texts ``KEY=VALUE``; ``enable``, ``disable`` and the process's ``profile`` change the
     list of plugins at last. Raises ConfigError naming file and key.
     """
+    if file is None and Path(DEFAULT_FILE).is_file():
+        file = DEFAULT_FILE
     layers = [
         _flag_layer(flags or {}, settings),
         _environment_layer(os.environ if environment is None else environment),
-        _file_layer(file),
+        _file_layer(file) if file else _Layer({}, {}),
     ]
     sources: dict[str, str] = {}
     for layer in reversed(layers):
@@ -122,8 +132,9 @@ def load(
         document = _Document(layers=layers)  # type: ignore[call-arg]  # taken apart by the sources above
         router = RouterSettings.model_validate(document.router)
     except ValidationError as error:
-        inner = "router." if error.title == "RouterSettings" else ""
-        raise config_error(error, inner, sources) from None
+        is_router = error.title == "RouterSettings"
+        model, table = (RouterSettings, "router") if is_router else (_Document, "")
+        raise config_error(error, model, table, sources) from None
     if profile is not None and profile not in document.profiles:
         known = ", ".join(sorted(document.profiles)) or "none"
         raise ConfigError(f"there is no profile {profile!r}; profiles: {known}", where="--profile")
@@ -139,7 +150,7 @@ def load(
             )
         enabled.remove(name)
     _check_once(enabled, sources.get("enabled", "default"))
-    return Config(router, tuple(enabled), document.plugins, document.profiles, profile, sources)
+    return Config(router, tuple(enabled), document.plugins, document.profiles, profile, sources, file or None)
 
 
 def _check_once(enabled: Sequence[str], where: str) -> None:
@@ -148,18 +159,23 @@ def _check_once(enabled: Sequence[str], where: str) -> None:
             raise ConfigError(f"{name!r} is listed twice", where=where, key="enabled")
 
 
-def config_error(error: ValidationError, prefix: str, sources: Mapping[str, str]) -> ConfigError:
-    """The first fault of a validation as one line that names source and key."""
+def config_error(error: ValidationError, model: type[BaseModel], table: str, sources: Mapping[str, str]) -> ConfigError:
+    """The first fault of a ``table``'s validation by its model, as one line that names source and key."""
     first = error.errors(include_url=False)[0]
-    key = prefix + ".".join(str(part) for part in first["loc"])
-    where, parent = "", key
-    while parent and not (where := sources.get(parent, "")):
-        parent = parent.rpartition(".")[0]
-    message = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-    given = first.get("input")
-    if first["type"] != "extra_forbidden" and isinstance(given, str | int | float | bool):
+    loc = [str(part) for part in first["loc"]]
+    key = ".".join([table, *loc] if table else loc)
+    message, given = first["msg"].removeprefix("Value error, "), first.get("input")
+    if first["type"] == "extra_forbidden":
+        message = f"unknown key{did_you_mean(loc[-1], model.model_fields) if len(loc) == 1 else ''}"
+    elif isinstance(given, str | int | float | bool) and not _SECRET.search(key.rpartition(".")[2]):
         message += f", not {given!r}"
-    return ConfigError(message, where=where, key=key)
+    return ConfigError(message, where=_source_of(key, sources), key=key)
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of a sentence about an unknown name: the known one that is near to it, else ``otherwise``."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else otherwise
 
 
 def toml_value(text: str) -> Any:
@@ -171,6 +187,10 @@ def toml_value(text: str) -> Any:
     return parsed["value"] if set(parsed) == {"value"} else PlainText(text)
 
 
+def _value(parts: Sequence[str], text: str) -> Any:
+    return text if _SECRET.search(parts[-1]) else toml_value(text)
+
+
 def _flag_layer(flags: Mapping[str, Any], settings: Sequence[str]) -> _Layer:
     layer = _Layer({}, {})
     for pair in settings:
@@ -180,7 +200,7 @@ def _flag_layer(flags: Mapping[str, Any], settings: Sequence[str]) -> _Layer:
             raise ConfigError(f"{pair!r} is not KEY=VALUE", where="--set")
         if len(parts) == 1 and parts[0] not in _Document.model_fields:
             parts = ["router", *parts]
-        _put(layer, parts, toml_value(value.strip()), f"--set {key}")
+        _put(layer, parts, _value(parts, value.strip()), f"--set {key}")
     for key, value in flags.items():
         flag = "worker" if key == "router.workers" else key.rpartition(".")[2].replace("_", "-")
         _put(layer, key.split("."), value, f"--{flag}")
@@ -201,20 +221,15 @@ def _environment_layer(environment: Mapping[str, str]) -> _Layer:
         parts = name[len(PREFIX) :].lower().split("__")
         if parts[0] not in _Document.model_fields:
             if len(parts) > 1 or parts[0] not in RouterSettings.model_fields:
-                raise ConfigError("no such setting", where=f"environment variable {name}", key=".".join(parts))
+                hint = did_you_mean(parts[0], [*_Document.model_fields, *RouterSettings.model_fields])
+                raise ConfigError(f"no such setting{hint}", where=f"environment variable {name}", key=".".join(parts))
             parts = ["router", *parts]
-        _put(layer, parts, toml_value(text), f"environment variable {name}")
+        _put(layer, parts, _value(parts, text), f"environment variable {name}")
     _split_enabled(layer)
     return layer
 
 
-def _file_layer(file: str | None) -> _Layer:
-    if file == "":
-        return _Layer({}, {})
-    if file is None:
-        if not Path(DEFAULT_FILE).is_file():
-            return _Layer({}, {})
-        file = DEFAULT_FILE
+def _file_layer(file: str) -> _Layer:
     try:
         values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -30,7 +30,8 @@ class ConfigError(RouterError):
 
     def __init__(self, message: str, *, where: str = "", key: str = "") -> None:
         self.where, self.key, self.message = where, key, message
-        super().__init__(": ".join(part for part in (where, key, message) if part))
+        said = "" if where == f"--set {key}" else key  # once is enough
+        super().__init__(": ".join(part for part in (where, said, message) if part))
 
 
 class Reject(RouterError):

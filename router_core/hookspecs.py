@@ -28,6 +28,12 @@ PROJECT = "router_core"
 API_VERSION = 1
 """Version of this hook API; a plugin states ``requires_api = ">=1,<2"``."""
 
+DEPRECATED_HOOKS: dict[str, str] = {}
+"""Old name of a hook -> the hook of the same arguments that took its place. The old name works until the next version
+of the API; who uses it is warned, and told the new one."""
+DEPRECATED_NAMES: dict[str, str] = {}
+"""Old public name of ``router_core`` -> the one that took its place, likewise."""
+
 CallNext = Callable[[Exchange], Awaitable[Answer]]
 
 _F = TypeVar("_F", bound=Callable[..., Any])

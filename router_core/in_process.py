@@ -9,18 +9,23 @@ from typing import Any
 
 from router_core.app import Application
 from router_core.clock import Clock
-from router_core.config import load
+from router_core.config import Config, load
 from router_core.router import Router
-from router_core.server import GuestServer, bind, url_of
+from router_core.server import GuestServer, Listeners, listen, url_of
 
 
 class RunningRouter:
     """A served router: its ``url``, its ``port``, and its inside for whoever shares the process."""
 
-    def __init__(self, application: Application, url: str, port: int) -> None:
+    def __init__(self, application: Application, listeners: Listeners) -> None:
         self.application = application
-        self.url = url
-        self.port = port
+        self.listeners = listeners
+        self.url = url_of(listeners.data)
+        self.port: int = listeners.data.getsockname()[1]
+        admin = listeners.admin or listeners.data
+        self.admin_url = url_of(admin)
+        """Where the router's own routes are: the same, unless they have an address of their own."""
+        self.admin_port: int = admin.getsockname()[1]
 
     @property
     def router(self) -> Router:
@@ -33,16 +38,20 @@ async def serving(config: Mapping[str, Any], *, clock: Clock | None = None) -> A
     """Serves a router in the running loop until the block ends, which stops it as SIGTERM would.
 
     ``config`` has the tables of plugins.toml (``enabled``, ``router``, ``plugins``, ``profiles``); no file and no
-    environment is read, and where no port is given a free one is taken. Signals are left to whoever runs the loop.
+    environment is read, and where no port is given a free one is taken. ``POST /admin/reload`` reads the mapping anew.
+    Signals are left to whoever runs the loop.
     Raises ConfigError before anything serves.
 
     >>> async with serving({"enabled": ["least_inflight"], "router": {"workers": [url]}}) as running:
     ...     print(running.url)
     """
-    tables = {**config, "router": {"port": 0, **config.get("router", {})}}
-    application = Application(load(tables, file="", environment={}), clock=clock)
-    listener = bind(application.config.router.host, application.config.router.port)
-    server = GuestServer(application, listener)
+
+    def read() -> Config:
+        return load({**config, "router": {"port": 0, **config.get("router", {})}}, file="", environment={})
+
+    application = Application(read(), clock=clock, read_config=read)
+    listeners = listen(application.config)
+    server = GuestServer(application, listeners)
     task = asyncio.create_task(server.run_here(), name="router")
     ready = asyncio.create_task(server.ready.wait(), name="router is ready")
     try:
@@ -50,11 +59,11 @@ async def serving(config: Mapping[str, Any], *, clock: Clock | None = None) -> A
         if task.done():
             await task
             raise RuntimeError("the router did not start")
-        yield RunningRouter(application, url_of(listener), listener.getsockname()[1])
+        yield RunningRouter(application, listeners)
     finally:
         ready.cancel()
         server.stop()
         try:
             await task
         finally:
-            listener.close()
+            listeners.close()

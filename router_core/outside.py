@@ -44,14 +44,14 @@ class OutsideHooks:
 
     async def shutdown(self) -> None:
         """Stops what was started, in reversed order; a raise is logged and keeps nobody from stopping."""
-        for plugin in reversed(self._started):
+        while self._started:
+            plugin = self._started.pop()
             if (call := plugin.hooks.get("shutdown")) is not None:
                 try:
                     async with asyncio.timeout(self._timeout_s):
                         await call()
                 except Exception as error:  # noqa: BLE001  # the others must stop too
                     plugin.failed("shutdown", error)
-        self._started.clear()
 
     def worker_changed(self, worker: Worker, old: WorkerState | None, new: WorkerState) -> None:
         for plugin, call in self._calls("worker_changed"):

@@ -43,6 +43,9 @@ class LoadedPlugin:
     """Hook name -> its implementation, taking the hook's arguments by position."""
     errors: Counter[str] = field(default_factory=Counter)
     """Failures by hook."""
+    is_off: bool = False
+    """Whether it was switched off for failing too often."""
+    on_failure: Callable[[LoadedPlugin], None] | None = None
 
     def failed(self, hook: str, error: BaseException | str) -> PluginError:
         """Counts and logs a failure; the error says which plugin, which hook, and what."""
@@ -50,6 +53,8 @@ class LoadedPlugin:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         trace = error if isinstance(error, BaseException) else None
         log.error("plugin %r failed in hook %r: %s", self.name, hook, text, exc_info=trace)
+        if self.on_failure is not None:
+            self.on_failure(self)
         return PluginError(self.name, hook, text)
 
 

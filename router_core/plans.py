@@ -60,9 +60,19 @@ class Plans:
     def watch_hooks(self, wrap: HookWrap) -> None:
         """Has the hooks of exchanges and sessions called through what ``wrap`` makes of them; from the next one on."""
         self._wraps.append(wrap)
-        self._compile_anew()
+        self.compile_anew()
 
-    def _compile_anew(self) -> None:
+    @property
+    def times(self) -> HookTimes | None:
+        """The time of every hook, if it is taken."""
+        return self._times
+
+    def profiles_with(self, plugin: str) -> list[str]:
+        """The profiles in which a plugin is on."""
+        return [name for name in self._profiles if plugin in self.of(name, None).names]
+
+    def compile_anew(self) -> None:
+        """For the next exchange on: a plugin was switched off, or its hooks are watched."""
         self._plans.clear()
         self.default = self.of(None, None)
 
@@ -102,5 +112,5 @@ class Plans:
                     "x-router-plugins",
                 )
             names.add(name) if sign == "+" else names.discard(name)
-        plugins = [plugin for plugin in self.loaded if plugin.name in names]
+        plugins = [plugin for plugin in self.loaded if plugin.name in names and not plugin.is_off]
         return Plan(plugins, hook_timeout_s=self._timeout_s, overrides=settings, wraps=self._wraps)

@@ -7,6 +7,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Coroutine, MutableMapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from router_core import debug
@@ -17,8 +18,10 @@ from router_core.errors import ClientLeft, Reject
 from router_core.failures import SHUTTING_DOWN, answer_for, outcome_of
 from router_core.headers import Headers, content_length, end_to_end, forwarded
 from router_core.holds import HoldQueue
+from router_core.in_use import InUse
 from router_core.plan import Plan
 from router_core.plans import Plans
+from router_core.protocol import HAS_LEFT
 from router_core.pump import Pump, Receive
 from router_core.sessions import SessionTable, check_session_id
 from router_core.settings import RouterSettings
@@ -51,6 +54,15 @@ class Broken:
         self.is_broken = False
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a new exchange is served by, to its end: the plans, and who holds the work it starts."""
+
+    plans: Plans
+    tasks: Tasks
+    in_use: InUse
+
+
 class _Services:
     """`ExchangeServices` of one plan."""
 
@@ -67,24 +79,25 @@ class _Services:
 
 
 class Proxy:
-    """Serves every request that no route of the router claims, and every turn of a session."""
+    """Serves every request that no route of the router claims, and every turn of a session.
+
+    ``serving`` may be replaced: an exchange keeps what it began with.
+    """
 
     def __init__(
         self,
         settings: RouterSettings,
-        plans: Plans,
+        serving: Serving,
         workers: WorkerTable,
         sessions: SessionTable,
         upstream: Upstream,
         holds: HoldQueue,
-        tasks: Tasks,
         clock: Clock,
     ) -> None:
         self._settings = settings
-        self._plans = plans
+        self.serving = serving
         self._sessions = sessions
         self._attempts = Attempts(workers, upstream, holds, clock, hold_for_starting=settings.hold_for_starting_workers)
-        self._tasks = tasks
         self._clock = clock
         self._prefix = uuid.uuid4().hex[:8]
         self._serial = itertools.count(1)
@@ -95,13 +108,23 @@ class Proxy:
         self, scope: Scope, receive: Receive, send: Send, *, path: bytes | None = None, session_id: str | None = None
     ) -> None:
         """Runs one exchange. ``path`` and ``session_id`` are given for a turn below ``/sessions/{id}/``."""
+        serving = self.serving
+        serving.in_use.enter()
+        try:
+            await self._run(scope, receive, send, path, session_id, serving)
+        finally:
+            serving.in_use.leave()
+
+    async def _run(
+        self, scope: Scope, receive: Receive, send: Send, path: bytes | None, session_id: str | None, serving: Serving
+    ) -> None:
         exchange, pump = self._exchange(scope, receive, path)
         try:
             if self._settings.debug_header:
                 exchange.is_debugged = debug.is_wanted(Headers(scope["headers"]).get(debug.HEADER))
-            plan = self._enter(exchange, session_id)
+            plan = self._enter(exchange, session_id, serving)
         except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
-            await self._refuse(exchange, error, send)
+            await self._refuse(exchange, error, send, serving.plans.nothing)
             return
         delivery = Delivery(
             exchange,
@@ -139,9 +162,10 @@ class Proxy:
             if exchange.outliving is not None:
                 exchange.outliving.cancel()
 
-    async def _refuse(self, exchange: Exchange, error: Exception, send: Send) -> None:
+    @staticmethod
+    async def _refuse(exchange: Exchange, error: Exception, send: Send, nothing: Plan) -> None:
         """Answers a request for which no plan could be found."""
-        delivery = Delivery(exchange, self._plans.nothing, send, http_version="1.1", max_collected_bytes=0)
+        delivery = Delivery(exchange, nothing, send, http_version="1.1", max_collected_bytes=0)
         answer = answer_for(error, exchange)
         try:
             await delivery.begin(answer)
@@ -164,6 +188,7 @@ class Proxy:
             is_declared=is_declared,
             max_body_bytes=self._settings.max_body_bytes,
             max_held_bytes=self._settings.max_held_body_bytes,
+            has_left=scope.get(HAS_LEFT),
         )
         headers = Headers([pair for pair in raw if pair[0] not in NOT_FORWARDED])
         whole_path = scope["raw_path"] if path is None else path
@@ -174,7 +199,7 @@ class Proxy:
         exchange.switches = (own.get(PROFILE_HEADER), own.get(PLUGINS_HEADER))
         return exchange, pump
 
-    def _enter(self, exchange: Exchange, session_id: str | None) -> Plan:
+    def _enter(self, exchange: Exchange, session_id: str | None, serving: Serving) -> Plan:
         """Finds session, profile and plan. Raises Reject."""
         if self.is_stopping:
             raise Reject(503, SHUTTING_DOWN, "the router stops and takes no new request", retry_after_s=1)
@@ -191,10 +216,10 @@ class Proxy:
         profile, switches = exchange.switches
         if profile is None and session is not None:
             profile = session.profile
-        plan = self._plans.of(profile, switches)
+        plan = serving.plans.of(profile, switches)
         if session is not None:
             self._sessions.enter(session, exchange)
-        exchange.serve_by(_Services(plan, self._tasks))
+        exchange.serve_by(_Services(plan, serving.tasks))
         return plan
 
     # ------------------------------------------------------------------------------------------------------- serving

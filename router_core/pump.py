@@ -14,8 +14,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 STREAM_BYTES = 256 * 1024
 """Unsent bytes of a streamed upload above which the client is not read: back-pressure."""
-HELD_GRACE_S = 1.0
-"""A body that fills its bound waits this long for somebody to read it before it is refused."""
+FULL_S = 1.0
+"""Seconds after which a full buffer is looked at: has the client left unseen, is a held body to be refused?"""
 
 
 class Pump:
@@ -34,13 +34,16 @@ class Pump:
         is_declared: bool,
         max_body_bytes: int,
         max_held_bytes: int,
+        has_left: Callable[[], bool] | None = None,
     ) -> None:
+        """``has_left`` sees a client that left behind bytes which are not read."""
         self._receive = receive
         self._interrupt = interrupt
         self.length = length
         self.is_declared = is_declared
         self._max_body_bytes = max_body_bytes
         self._max_held_bytes = max_held_bytes
+        self._has_left = has_left
         self._pieces: deque[bytes] = deque()
         self._buffered = 0
         self._received = 0
@@ -100,13 +103,14 @@ class Pump:
         """Waits while the buffer is full; raises Reject for a held body above its bound."""
         while self._buffered >= self._bound():
             self._taken.clear()
-            if self._is_streaming:
-                await self._taken.wait()
-                continue
             try:
-                async with asyncio.timeout(HELD_GRACE_S):
+                async with asyncio.timeout(FULL_S):
                     await self._taken.wait()
             except TimeoutError:
+                if self._has_left is not None and self._has_left():
+                    raise ClientLeft("the client closed its connection") from None
+                if self._is_streaming:
+                    continue
                 raise Reject(
                     413,
                     "held_body_too_large",
@@ -121,6 +125,7 @@ class Pump:
 
     def detach(self) -> None:
         """The exchange is over: nobody is to be told any more."""
+        self._has_left = None
         self._interrupt = _nobody
 
     # ------------------------------------------------------------------------------------------------ the taking side

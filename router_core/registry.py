@@ -6,10 +6,11 @@ hook, the wrong kind of function, ordering marks) is an error here.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
+import logging
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -20,15 +21,16 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import ValidationError
 
 from router_core import hookspecs
-from router_core.config import Config, config_error
+from router_core.config import Config, config_error, did_you_mean
 from router_core.errors import ConfigError
-from router_core.hookspecs import API_VERSION, ASYNC, IN_REQUEST, OUTSIDE_REQUEST, PROJECT
+from router_core.hookspecs import API_VERSION, ASYNC, DEPRECATED_HOOKS, IN_REQUEST, OUTSIDE_REQUEST, PROJECT
 from router_core.plan import LoadedPlugin
 from router_core.plans import Profile
 from router_core.settings import NAME_PATTERN, PluginSettings, is_per_exchange
 
 ENTRY_POINTS = "router_core.plugins"
 HOOKS = (*IN_REQUEST, *OUTSIDE_REQUEST)
+log = logging.getLogger("router_core")
 _MARK = f"{PROJECT}_impl"
 
 
@@ -83,6 +85,9 @@ class Registry:
         self._sources = installed()
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
+        if DEPRECATED_HOOKS:
+            old = {name: getattr(hookspecs, new) for name, new in DEPRECATED_HOOKS.items()}
+            self._pluggy.add_hookspecs(type("Deprecated", (), old))
         self.plugins: list[LoadedPlugin] = []
         for source in extra:
             if source.name in self._sources or source.name in config.enabled:
@@ -110,8 +115,7 @@ class Registry:
                 )
 
     def _suggest(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._sources, n=1)
-        return f"; did you mean {near[0]!r}?" if near else f"; installed: {', '.join(sorted(self._sources)) or 'none'}"
+        return did_you_mean(name, self._sources, f"; installed: {', '.join(sorted(self._sources)) or 'none'}")
 
     def _find(self, name: str) -> PluginSource:
         if name not in self._sources:
@@ -157,7 +161,7 @@ class Registry:
         try:
             return model.model_validate({**self._config.plugins.get(name, {}), **(overrides or {})})
         except ValidationError as error:
-            raise config_error(error, f"{prefix}plugins.{name}.", self._config.sources) from None
+            raise config_error(error, model, f"{prefix}plugins.{name}", self._config.sources) from None
 
     def _register(self, plugin: LoadedPlugin, origin: str) -> None:
         try:
@@ -168,8 +172,9 @@ class Registry:
         for caller in self._pluggy.get_hookcallers(plugin.instance) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin.instance:
-                    spec = _argument_names(getattr(hookspecs, caller.name))
-                    plugin.hooks[caller.name] = _by_position(impl.function, tuple(impl.argnames), spec)
+                    hook = _current_name(plugin, caller.name, origin)
+                    spec = _argument_names(getattr(hookspecs, hook))
+                    plugin.hooks[hook] = _by_position(impl.function, tuple(impl.argnames), spec)
 
     def _profile(self, name: str) -> Profile:
         profile = self._config.profiles[name]
@@ -197,6 +202,19 @@ class Registry:
                     )
             settings[plugin_name] = self._settings(plugin_name, cls, table, f"profiles.{name}.")
         return Profile(frozenset(profile.enable), frozenset(profile.disable), settings)
+
+
+def _current_name(plugin: LoadedPlugin, hook: str, origin: str) -> str:
+    """The hook's name of today; an old one works, and is warned of."""
+    new = DEPRECATED_HOOKS.get(hook)
+    if new is None:
+        return hook
+    if hasattr(getattr(type(plugin.instance), new, None), _MARK):
+        raise ConfigError(f"plugin {plugin.name!r}: {hook!r} and {new!r} are one hook: drop {hook!r}", where=origin)
+    warning = f"plugin {plugin.name!r}: hook {hook!r} is deprecated, rename it to {new!r}"
+    warnings.warn(warning, DeprecationWarning, stacklevel=2)
+    log.warning("%s (%s)", warning, origin)
+    return new
 
 
 def _check_class(name: str, cls: type[Any], origin: str) -> None:
@@ -232,9 +250,9 @@ def _check_class(name: str, cls: type[Any], origin: str) -> None:
 
 
 def _check_hook(name: str, hook: str, function: Any, options: Mapping[str, Any], origin: str) -> None:
+    hook = DEPRECATED_HOOKS.get(hook, hook)
     if hook not in HOOKS:
-        near = difflib.get_close_matches(hook, HOOKS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; hooks: {', '.join(HOOKS)}"
+        hint = did_you_mean(hook, HOOKS, f"; hooks: {', '.join(HOOKS)}")
         raise ConfigError(f"plugin {name!r}: there is no hook {hook!r}{hint}", where=origin)
     for mark in ("tryfirst", "trylast", "wrapper", "hookwrapper", "optionalhook"):
         if options.get(mark):
@@ -266,22 +284,34 @@ def _by_position(function: Callable[..., Any], taken: tuple[str, ...], spec: tup
 
 
 # ------------------------------------------------------------------------------------------------- --middleware-paths
+_FORM = "pkg.mod:Class, the module found in the current directory or installed"
+
+
 def import_path(path: str, where: str) -> Any:
     """The object that ``pkg.mod:Class`` or ``pkg.mod.Class`` names. Raises ConfigError."""
     module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
-    if not module_name or not attribute:
-        raise ConfigError(f"{path!r} is not of the form pkg.mod:Class", where=where)
+    dotted = f"{module_name}.{attribute}".split(".")
+    if module_name.endswith(".py") or attribute == "py" or not all(part.isidentifier() for part in dotted):
+        raise ConfigError(f"{path!r} is not of the form {_FORM}", where=where)
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{path!r} cannot be imported: {error}", where=where) from error
     except Exception as error:
-        raise ConfigError(f"{path!r} cannot be imported: {error!r}", where=where) from error
+        raise ConfigError(
+            f"{path!r} cannot be imported: {_why_not_imported(error, module_name)}", where=where
+        ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"{path!r}: {module_name} has no {part!r}", where=where)
         found = getattr(found, part)
     return found
+
+
+def _why_not_imported(error: Exception, module_name: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+        return f"there is no module {error.name!r} in the current directory, nor an installed one (form: pkg.mod:Class)"
+    if isinstance(error, SyntaxError):
+        return f"a syntax error in {error.filename}, line {error.lineno}: {error.msg}"
+    return str(error) if isinstance(error, ImportError) else repr(error)
 
 
 def is_plugin_class(cls: Any) -> bool:

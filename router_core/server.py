@@ -12,13 +12,16 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
+from router_core.access import is_loopback
 from router_core.app import Application
+from router_core.config import Config
 from router_core.errors import ConfigError
 from router_core.protocol import Protocol
 from router_core.settings import RouterSettings
@@ -41,7 +44,7 @@ QUIET = (
 )
 
 
-def bind(host: str, port: int, where: str = "") -> socket.socket:
+def bind(host: str, port: int, where: str = "", key: str = "router.port") -> socket.socket:
     """A listening socket. Raises ConfigError, naming ``where`` it was set, when port or address cannot be had."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -55,7 +58,7 @@ def bind(host: str, port: int, where: str = "") -> socket.socket:
             raise
     except OSError as error:
         message = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        raise ConfigError(message, where=where, key="router.port") from None
+        raise ConfigError(message, where=where, key=key) from None
     return listener
 
 
@@ -65,12 +68,44 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The bound sockets: one for everything, or a second one for the router's own routes."""
+
+    data: socket.socket
+    admin: socket.socket | None = None
+
+    @property
+    def all(self) -> list[socket.socket]:
+        return [self.data] if self.admin is None else [self.data, self.admin]
+
+    def close(self) -> None:
+        for listener in self.all:
+            listener.close()
+
+
+def listen(config: Config) -> Listeners:
+    """Binds what is configured. Raises ConfigError."""
+    settings = config.router
+    data = bind(settings.host, settings.port, config.where("router.port"))
+    if settings.admin_port is None:
+        return Listeners(data)
+    try:
+        where = config.where("router.admin_port")
+        admin = bind(settings.admin_host or settings.host, settings.admin_port, where, "router.admin_port")
+    except BaseException:
+        data.close()
+        raise
+    return Listeners(data, admin)
+
+
 class Server(uvicorn.Server):
     """uvicorn's server around one application; ``ready`` is set once requests are taken."""
 
-    def __init__(self, application: Application, listener: socket.socket) -> None:
+    def __init__(self, application: Application, listeners: Listeners) -> None:
         self._application = application
-        self._listener = listener
+        self._listeners = listeners
+        application.access.opened(listeners.data, listeners.admin)
         super().__init__(
             uvicorn.Config(
                 application.app,
@@ -163,18 +198,28 @@ class Server(uvicorn.Server):
                 await asyncio.sleep(min(left, DRAIN_POLL_S / 10))
 
     def _publish(self, settings: RouterSettings) -> None:
-        url = url_of(self._listener)
-        host, port = self._listener.getsockname()[:2]
+        listener, admin = self._listeners.data, self._listeners.admin
+        url = url_of(listener)
+        host, port = listener.getsockname()[:2]
         log.info("router-core listens on %s, workers: %d", url, len(self._application.workers))
+        if admin is not None:
+            log.info("the router's own routes are at %s", url_of(admin))
+        if not is_loopback(admin or listener) and not self._application.access.has_token:
+            log.warning(
+                "ANYBODY WHO REACHES %s MAY CONTROL THIS ROUTER AND ITS WORKERS: set a token (ROUTER__ADMIN_TOKEN), or "
+                "give its own routes an address that only operators reach (router.admin_host, router.admin_port)",
+                url_of(admin or listener),
+            )
         if settings.ready_file is not None:
-            line = json.dumps({"host": host, "port": port, "url": url, "pid": os.getpid()})
+            more = {} if admin is None else {"admin_url": url_of(admin)}
+            line = json.dumps({"host": host, "port": port, "url": url, "pid": os.getpid(), **more})
             whole = _part_of(settings.ready_file)
             whole.write_text(line + "\n", encoding="utf-8")
             whole.replace(settings.ready_file)
 
     async def run_here(self) -> None:
         """Serves in the running loop until ``should_exit``."""
-        await self.serve(sockets=[self._listener])
+        await self.serve(sockets=self._listeners.all)
 
 
 class GuestServer(Server):
@@ -190,9 +235,14 @@ class _ProcessServer(Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        if hasattr(signal, "SIGHUP"):  # not on Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         gc.collect()
         gc.freeze()  # what lives until the end need not be looked at again and again
         gc.set_threshold(*GC_THRESHOLDS)
+
+    def _reload(self) -> None:
+        self._application.reload_soon()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets=sockets)
@@ -253,11 +303,11 @@ def serve(application: Application) -> int:
     settings = config.router
     set_up_logging(settings.log_level)
     _clear_ready_file(settings.ready_file, config.where("router.ready_file"))
-    listener = bind(settings.host, settings.port, config.where("router.port"))
+    listeners = listen(config)
     _raise_file_limit()
-    server = _ProcessServer(application, listener)
+    server = _ProcessServer(application, listeners)
     try:
-        server.run(sockets=[listener])
+        server.run(sockets=listeners.all)
     except asyncio.CancelledError:
         log.warning("stopped while it was starting")
         return 1

@@ -69,10 +69,20 @@ class RouterSettings(Settings):
     """Address to listen on. Loopback unless told otherwise."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one (see ``ready_file``)."""
+    admin_host: str | None = None
+    """Address for the router's own routes where they have one of their own (``admin_port``); else that of ``host``."""
+    admin_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of their own for the router's routes, 0 for a free one. ``port`` then serves turns and probes alone."""
+    admin_token: SecretStr | None = None
+    """Token that the router's own routes ask for (``Authorization: Bearer TOKEN``); probes and turns do not."""
     workers: list[str] = []
     """URLs of the workers known at start; more may register at any time."""
+    worker_schemes: list[Literal["http", "https"]] = ["http", "https"]
+    """Schemes that a worker's URL may have."""
+    worker_hosts: list[str] = []
+    """Hosts that a worker may be on: names, ``*.domain``, addresses, networks (``10.0.0.0/8``). Empty for any."""
     ready_file: str | None = None
-    """File that gets one JSON line ``{"host", "port", "url", "pid"}`` once the port is open."""
+    """File that gets one JSON line ``{"host", "port", "url", "pid"}`` once the port is open; ``admin_url`` too."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much is logged to standard error."""
     available: list[str] = []
@@ -99,6 +109,14 @@ class RouterSettings(Settings):
 
     hook_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds an async hook may take (``around_upstream`` has no deadline)."""
+    skip_max_failures: int = Field(default=20, ge=0)
+    """Failures of a plugin with ``on_error = "skip"`` within ``skip_window_s`` that switch it off; 0 never does."""
+    skip_window_s: float = Field(default=60.0, gt=0)
+    """Seconds within which they count."""
+    trace_hooks: bool = False
+    """Whether each call of a hook is logged with its plugin, exchange and duration. For trying things out."""
+    loop_stall_s: float = Field(default=1.0, ge=0)
+    """Seconds that the event loop may stand still before a warning says which hook blocks it; 0 for no watch."""
     max_background_tasks: int = Field(default=10_000, gt=0)
     """Most background tasks of plugins at one time."""
     shutdown_grace_s: float = Field(default=30.0, ge=0)
@@ -127,6 +145,14 @@ class RouterSettings(Settings):
     """Seconds without a turn after which an open session is evicted."""
     session_close_timeout_s: float = Field(default=30.0, ge=0)
     """Seconds that deleting a session waits for its running turns before it cancels them."""
+
+    @field_validator("admin_token")
+    @classmethod
+    def _is_token(cls, token: SecretStr | None) -> SecretStr | None:
+        text = token.get_secret_value() if token is not None else "-"
+        if not text or not all("!" <= c <= "~" for c in text):
+            raise ValueError("a token is printable ASCII without spaces, and not empty")
+        return token
 
     @field_validator("session_headers")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
@@ -49,6 +50,42 @@ def parse_worker_url(text: str) -> WorkerUrl:
     host = _host(parts, text)
     address = host if port is None or port == _DEFAULT_PORT[parts.scheme] else f"{host}:{port}"
     return WorkerUrl(f"{parts.scheme}://{address}{parts.path.rstrip('/')}", int(rank[1]) if rank else None)
+
+
+class AllowedWorkers:
+    """Which URLs may be a worker's: by scheme, and by host where hosts are given."""
+
+    def __init__(self, schemes: Sequence[str] = tuple(_DEFAULT_PORT), hosts: Sequence[str] = ()) -> None:
+        """``hosts``: names, ``*.domain``, addresses, networks. Raises ValueError for one that is none of these."""
+        self._schemes = tuple(schemes)
+        self._told = ", ".join(hosts)
+        self._names = {host.lower() for host in hosts if "/" not in host}
+        try:
+            self._networks = [ipaddress.ip_network(host) for host in hosts if "/" in host]
+        except ValueError as error:
+            raise ValueError(f"no host and no network: {error}") from None
+
+    def check(self, url: WorkerUrl) -> None:
+        """Raises ValueError that says which setting forbids it."""
+        parts = urlsplit(url.base)
+        if parts.scheme not in self._schemes:
+            allowed = ", ".join(self._schemes)
+            raise ValueError(f"{url.base!r}: workers must be {allowed} (router.worker_schemes)")
+        if self._told and not self._has_host(parts.hostname or ""):
+            raise ValueError(f"{url.base!r}: workers must be on {self._told} (router.worker_hosts)")
+
+    def _has_host(self, host: str) -> bool:
+        host = host.lower()
+        if host in self._names or f"[{host}]" in self._names:
+            return True
+        domains = (name[1:] for name in self._names if name.startswith("*."))
+        if any(host.endswith(domain) and len(host) > len(domain) for domain in domains):
+            return True
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
 
 
 def rank_urls(url: str, dp_size: int) -> list[str]:

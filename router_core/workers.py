@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from router_core.clock import Clock
 from router_core.errors import Reject
 from router_core.types import Attempt, Worker, WorkerState
-from router_core.urls import WorkerUrl, parse_worker_url, rank_urls
+from router_core.urls import AllowedWorkers, WorkerUrl, parse_worker_url, rank_urls
 
 Changed = Callable[[Worker, WorkerState | None, WorkerState], None]
 
@@ -22,12 +22,19 @@ class WorkerTable:
     """
 
     def __init__(
-        self, clock: Clock, *, max_workers: int, on_change: Changed, on_room: Callable[[], None] = lambda: None
+        self,
+        clock: Clock,
+        *,
+        max_workers: int,
+        on_change: Changed,
+        on_room: Callable[[], None] = lambda: None,
+        allowed: AllowedWorkers | None = None,
     ) -> None:
         self._clock = clock
         self._max_workers = max_workers
         self._on_change = on_change
         self._on_room = on_room
+        self._allowed = allowed or AllowedWorkers()
         self._workers: dict[str, Worker] = {}
         self._generation = 0
         self._pick = 0
@@ -76,14 +83,22 @@ class WorkerTable:
     def check_urls(self, urls: Iterable[str]) -> None:
         """Raises Reject (400) for the first that cannot be registered."""
         for url in urls:
-            _parse(url)
+            self._checked(url)
+
+    def _checked(self, url: str) -> WorkerUrl:
+        parsed = _parse(url)
+        try:
+            self._allowed.check(parsed)
+        except ValueError as error:
+            raise Reject(400, "worker_not_allowed", str(error), "url") from None
+        return parsed
 
     def add(self, url: str, **fields: object) -> Worker:
         """Registers a worker; a known one is revived, with a new generation, and takes the given fields.
 
         Raises Reject: 400 for a bad URL, 503 when the table is full.
         """
-        parsed = _parse(url)
+        parsed = self._checked(url)
         worker = self._workers.get(parsed.key)
         if worker is None and len(self._workers) >= self._max_workers:
             raise self._full()
@@ -124,6 +139,7 @@ class WorkerTable:
             base_url = parse_worker_url(url).base
         except ValueError as error:
             raise Reject(400, "bad_worker_url", str(error), "url") from None
+        self.check_urls(urls)
         before = [worker for worker in self._workers.values() if worker.base_url == base_url]
         if len(self._workers) - len(before) + dp_size > self._max_workers:
             raise self._full()

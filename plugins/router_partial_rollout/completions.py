@@ -81,7 +81,9 @@ class Completions:
     def skips_special(self, body: Json) -> bool:
         return bool(body.get("skip_special_tokens", True))
 
-    def continuation(self, body: Json, prompt_ids: list[int], ids: list[int], start: int | None) -> Continuation:
+    def continuation(
+        self, body: Json, prompt_ids: list[int], ids: list[int], *, start: int | None, stops: Sequence[str]
+    ) -> Continuation:
         changed: dict[str, Any] = {"prompt": [*prompt_ids, *ids]}
         budget = self.budget(body)
         if budget is not None:
@@ -89,6 +91,8 @@ class Completions:
         least = as_count(body.get("min_tokens"))
         if least:
             changed["min_tokens"] = max(0, least - len(ids))
+        if stops:
+            changed["stop"] = [*self.stops(body), *stops]
         if start is not None:
             changed.update(dict.fromkeys(EXPERT_STARTS, start))
         return Continuation(changed, ("prompt_logprobs",))
@@ -114,6 +118,10 @@ class Completions:
         choice = _choice(answer)
         matched = choice.get("stop_reason", choice.get("matched_stop"))
         return Finish(choice.get("finish_reason"), matched)
+
+    def set_matched(self, answer: Json, matched: str) -> None:
+        choice = _choice(answer)
+        choice["matched_stop" if "matched_stop" in choice else "stop_reason"] = matched
 
     def end_by_length(self, answer: Json) -> None:
         _choice(answer)["finish_reason"] = LENGTH
@@ -168,7 +176,10 @@ class Completions:
         return joined
 
     def set_segments(self, answer: Json, segments: list[Json]) -> None:
-        answer["metadata"] = {**as_object(answer.get("metadata")), "segments": segments}
+        """The newest version stands first: who looks for the worker's version in these bytes finds that one."""
+        newest = segments[-1]["weight_version"] if segments else None
+        told = {} if newest is None else {"weight_version": newest}
+        answer["metadata"] = {**told, **as_object(answer.get("metadata")), "segments": segments}
 
 
 def head_of(answer: Json) -> Json:

@@ -78,7 +78,9 @@ class Generate:
     def skips_special(self, body: Json) -> bool:
         return bool(_sampling(body).get("skip_special_tokens", True))
 
-    def continuation(self, body: Json, prompt_ids: list[int], ids: list[int], start: int | None) -> Continuation:
+    def continuation(
+        self, body: Json, prompt_ids: list[int], ids: list[int], *, start: int | None, stops: Sequence[str]
+    ) -> Continuation:
         sampling = dict(_sampling(body))
         budget = self.budget(body)
         if budget is not None:
@@ -86,6 +88,8 @@ class Generate:
         least = as_count(sampling.get("min_new_tokens"))
         if least:
             sampling["min_new_tokens"] = max(0, least - len(ids))
+        if stops:
+            sampling["stop"] = [*self.stops(body), *stops]
         changed: dict[str, Any] = {"input_ids": [*prompt_ids, *ids], "sampling_params": sampling}
         if start is not None:
             changed["routed_experts_start_len"] = start
@@ -113,6 +117,10 @@ class Generate:
     def finish(self, answer: Json) -> Finish:
         reason = as_object(_meta(answer).get("finish_reason"))
         return Finish(reason.get("type"), reason.get("matched"), as_count(reason.get("status_code")))
+
+    def set_matched(self, answer: Json, matched: str) -> None:
+        meta = _meta(answer)
+        answer["meta_info"] = {**meta, "finish_reason": {**as_object(meta.get("finish_reason")), "matched": matched}}
 
     def end_by_length(self, answer: Json) -> None:
         answer["meta_info"] = {

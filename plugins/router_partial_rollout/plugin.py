@@ -24,7 +24,8 @@ from router_core import (
     hookimpl,
     per_exchange,
 )
-from router_partial_rollout.rollout import Counts, Limits, Rollout, read_part
+from router_partial_rollout.limits import Counts, Limits
+from router_partial_rollout.rollout import Rollout, read_part
 from router_partial_rollout.stream import is_stream, stream
 from router_partial_rollout.text import Texts
 from router_partial_rollout.wire import SegmentError
@@ -47,10 +48,10 @@ class PartialRollout:
         ``x-partial-rollout: true`` means all, ``false`` none."""
         window_grace_s: float = per_exchange(10.0, ge=0)
         """Seconds after the end of a window in which an abort still counts as its effect."""
-        max_dispatches: int = per_exchange(64, ge=1)
-        """Most workers' answers that one answer is joined of."""
+        max_dispatches: int = per_exchange(256, ge=1)
+        """Most workers' answers that one answer is joined of; those without a token count."""
         max_idle_dispatches: int = per_exchange(8, ge=1)
-        """Most aborts without a token, one after another, after which the request is asked for again."""
+        """Most aborts without a token and outside a window, one after another, after which it is asked for again."""
         continue_lost: bool = per_exchange(False)
         """Whether a stream whose worker was lost after tokens came goes on at another worker. It may have been the
         request that killed the worker."""
@@ -134,7 +135,7 @@ async def _answer(rollout: Rollout) -> Answer:
         part = read_part(body) if rollout.whole is not None or b'"abort"' in body else None
         if part is None:
             return _stripped(rollout, answer, body)
-        if rollout.wire.finish(part).is_abort and await rollout.is_continued(part):
+        if rollout.may_go_on(part) and await rollout.is_continued(part):
             if rollout.wire.ids(part):
                 rollout.take(part)
             rest = await rollout.dispatch_rest()

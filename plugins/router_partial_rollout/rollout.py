@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -24,7 +22,16 @@ from router_core import (
 )
 from router_partial_rollout.completions import Completions
 from router_partial_rollout.generate import Generate
-from router_partial_rollout.text import NO_CHARACTER, Texts, ids_of_text, is_same_text, without_stop
+from router_partial_rollout.limits import Counts, Limits
+from router_partial_rollout.text import (
+    NO_CHARACTER,
+    Texts,
+    ids_of_text,
+    is_same_text,
+    settled,
+    split_stops,
+    without_stop,
+)
 from router_partial_rollout.wire import Json, SegmentError, Span, Wire
 
 log = logging.getLogger(__name__)
@@ -38,31 +45,6 @@ ALL_MADE = "all_made"
 
 class AbortAsked(Exception):
     """Somebody asked for an abort while nothing was at a worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When an abort is not the end. ``is_always``: also outside windows."""
-
-    is_always: bool
-    window_grace_s: float
-    max_dispatches: int
-    max_idle_dispatches: int
-    continues_lost: bool
-
-
-@dataclass(slots=True)
-class Counts:
-    """Of all rollouts of a router."""
-
-    continued: int = 0
-    """Dispatches that continued an aborted generation."""
-    joined: int = 0
-    """Answers made of more than one segment."""
-    kept_tokens: int = 0
-    """Tokens that an abort would have lost."""
-    final: Counter[str] = field(default_factory=Counter)
-    """Aborts that were passed on, by why."""
 
 
 class Rollout:
@@ -95,7 +77,8 @@ class Rollout:
         self._segments: list[tuple[str, Span]] = []
         self._prompt_ids: list[int] = []
         self._attempt: Attempt | None = None
-        self._asked_from: int | None = None
+        self._split_stops: list[str] = []
+        """Ends of stop texts that began before the newest dispatch."""
         self._version: str | None = None
         self._idle = 0
         self._excluded = set(exchange.excluded_workers)
@@ -115,8 +98,8 @@ class Rollout:
         else:
             ids, experts = self.ids, wire.experts(self.whole)
             start = None if experts is None else len(self._prompt_ids) + len(ids) - 1
-            self._asked_from = start
-            rest = wire.continuation(self.body, self._prompt_ids, ids, start)
+            self._split_stops = split_stops(wire.text(self.whole), wire.stops(self.body))
+            rest = wire.continuation(self.body, self._prompt_ids, ids, start=start, stops=self._split_stops)
             for key, value in rest.set.items():
                 attempt.request.set_key(key, value)
             for key in rest.remove:
@@ -197,7 +180,39 @@ class Rollout:
         """The output so far."""
         return (self.wire.ids(self.whole) or []) if self.wire is not None and self.whole is not None else []
 
+    def may_go_on(self, part: Json) -> bool:
+        """Whether this end of a part is perhaps not that of the answer: see `is_continued`."""
+        if self.wire is None:
+            return False
+        finish = self.wire.finish(part)
+        return finish.is_abort or finish.matched in self._split_stops
+
     async def is_continued(self, part: Json, *, is_lost: bool = False) -> bool:
+        """Whether the answer goes on behind this part. Raises SegmentError."""
+        if self.wire is not None and self.wire.finish(part).matched in self._split_stops:
+            return await self._is_false_stop(self.wire, part)
+        return await self._is_abort_continued(part, is_lost=is_lost)
+
+    async def _is_false_stop(self, wire: Wire, part: Json) -> bool:
+        """Whether the end of a stop text came, but not behind its beginning. Where it did, the whole stop is told."""
+        matched = str(wire.finish(part).matched)
+        before, ids = self.ids, wire.ids(part) or []
+        said = wire.text(part) if wire.keeps_stop(self.body) else wire.text(part) + matched
+        text = wire.text(self.whole or {}) + said
+        decoded = await self.decode([*before, *ids])
+        text = decoded if decoded is not None and is_same_text(decoded, text) else text
+        wire.set_text(part, said)
+        stops = [stop for stop in wire.stops(self.body) if stop in text]
+        if stops:
+            wire.set_matched(part, min(stops, key=text.find))
+            return False
+        budget = wire.budget(self.body)
+        if budget is not None and len(before) + len(ids) >= budget:
+            wire.end_by_length(part)
+            return False
+        return self.dispatches < self._limits.max_dispatches
+
+    async def _is_abort_continued(self, part: Json, *, is_lost: bool) -> bool:
         """Whether this aborted part of the answer is kept and the rest asked for. Raises SegmentError.
 
         A part without a token is dropped, and the same is asked for again.
@@ -214,19 +229,20 @@ class Rollout:
         return False
 
     async def _why_final(self, part: Json, is_lost: bool) -> str | None:
-        wire, attempt, limits = self.wire, self._attempt, self._limits
+        wire, attempt, limits, is_in_window = self.wire, self._attempt, self._limits, False
         if wire is None or attempt is None:
             return "unknown_call"
         if self.exchange.abort_was_asked:
             return "asked"
         if is_lost:
             self._excluded.add(attempt.worker)
-        elif not limits.is_always and not self._is_in_window(attempt):
+        elif not (is_in_window := self._is_in_window(attempt)) and not limits.is_always:
             return "outside_window"
         ids = wire.ids(part)
         if ids is None:
             return "no_ids"
-        if self.dispatches >= limits.max_dispatches or (not ids and self._idle >= limits.max_idle_dispatches):
+        is_idle = not ids and not is_in_window and self._idle >= limits.max_idle_dispatches
+        if is_idle or self.dispatches >= limits.max_dispatches:
             return "too_often"
         if not self.body and not await self._read_body(attempt):
             return "unknown_call"
@@ -332,26 +348,27 @@ class Rollout:
         skips = self.wire.skips_special(self.body)
         return await self._texts.decode(self._attempt.worker, ids, skip_special=skips, model=self.body.get("model"))
 
-    async def end_text(self, answer: Json) -> str | None:
-        """The text of a joined answer as if it had been made in one go; None where nobody can decode."""
-        wire = self.wire
-        if wire is None:
-            return None
+    def settled(self, text: str) -> str:
+        """The text as far as a stream may show it, although more follows."""
+        return settled(text, self.wire.stops(self.body) if self.wire is not None else ())
+
+    async def _end_text(self, wire: Wire, answer: Json) -> str:
+        """The text of a joined answer as if it had been made in one go; the parts in a row where nobody can decode."""
         finish = wire.finish(answer)
         ids = wire.ids(answer) or []
+        parts = without_stop(wire, self.body, wire.text(answer), finish)
         text = await self.decode(list(ids_of_text(wire, self.body, ids, finish)))
         if text is None:
-            return None
+            return parts
         text = without_stop(wire, self.body, text, finish)
         text = text if wire.shows_partial(answer) else text.rstrip(NO_CHARACTER)
-        return text if is_same_text(text, wire.text(answer)) else None
+        return text if is_same_text(text, parts) else parts
 
     async def finished(self) -> Json:
         """The whole answer, ready for the client."""
         assert self.whole is not None and self.wire is not None  # there is one: `take` came before
         self.counts.joined += 1
-        if (text := await self.end_text(self.whole)) is not None:
-            self.wire.set_text(self.whole, text)
+        self.wire.set_text(self.whole, await self._end_text(self.wire, self.whole))
         self.tell_segments(self.whole)
         return self.whole
 

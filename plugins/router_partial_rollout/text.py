@@ -83,6 +83,23 @@ def without_stop(wire: Wire, body: Json, text: str, finish: Finish) -> str:
     return text[: at + (len(finish.matched) if wire.keeps_stop(body) else 0)]
 
 
+def split_stops(text: str, stops: Sequence[str]) -> list[str]:
+    """What would complete a stop text whose beginning the text ends with: a worker that goes on must look for it.
+
+    >>> split_stops("so </ans", ["</answer>"])
+    ['wer>']
+    """
+    rests = [stop[at:] for stop in stops for at in range(1, len(stop)) if text.endswith(stop[:at])]
+    return [rest for rest in dict.fromkeys(rests) if rest not in stops]
+
+
+def settled(text: str, stops: Sequence[str]) -> str:
+    """The text without what may yet become another: a part of a character, or the beginning of a stop text."""
+    text = text.rstrip(NO_CHARACTER)
+    held = max((at for stop in stops for at in range(1, len(stop)) if text.endswith(stop[:at])), default=0)
+    return text[: len(text) - held].rstrip(NO_CHARACTER) if held else text
+
+
 def is_same_text(decoded: str, parts: str) -> bool:
     """Whether a decoded text is the workers' own texts in a row, but for characters that were split between two.
 

@@ -85,8 +85,11 @@ class Wire(Protocol):
 
     def skips_special(self, body: Json) -> bool: ...
 
-    def continuation(self, body: Json, prompt_ids: list[int], ids: list[int], start: int | None) -> Continuation:
-        """``ids``: the output so far; ``start``: the first row of routed experts that is wanted, None as it was."""
+    def continuation(
+        self, body: Json, prompt_ids: list[int], ids: list[int], *, start: int | None, stops: Sequence[str]
+    ) -> Continuation:
+        """``ids``: the output so far; ``start``: the first row of routed experts that is wanted, None as it was;
+        ``stops``: stop texts beside those of the body."""
         ...
 
     def ids(self, answer: Json) -> list[int] | None: ...
@@ -100,6 +103,10 @@ class Wire(Protocol):
     def set_text(self, answer: Json, text: str) -> None: ...
 
     def finish(self, answer: Json) -> Finish: ...
+
+    def set_matched(self, answer: Json, matched: str) -> None:
+        """The stop text that really ended it."""
+        ...
 
     def end_by_length(self, answer: Json) -> None:
         """An abort that came when all tokens were there already."""

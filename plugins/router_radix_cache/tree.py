@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from router_radix_cache.hold import Hold
 from router_radix_cache.leaves import LeafQueue
@@ -24,24 +23,13 @@ from router_radix_cache.paths import Paths
 from router_radix_cache.registry import Registry
 from router_radix_cache.search import Candidate, as_match, choose, follow, measure, path_to, root_of
 from router_radix_cache.segments import Segment
+from router_radix_cache.stats import TreeStats
 from router_radix_cache.tokens import PackedTokens, encode_text
 from router_radix_cache.trajectory import TRAJECTORY_BYTES, SampledRuns, Trajectory, drop_runs, runs_beyond, take_runs
 from router_radix_cache.versions import VersionLog
 
 SIBLINGS_COMPARED = 16
 """How many earlier trajectories are tried as the one that a new trajectory continues."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeStats:
-    """Sizes now, and how many trajectories were dropped by cause: ``lru``, ``ttl``, ``weight_version``, ``cleared``."""
-
-    trajectories: int
-    sessions: int
-    segments: int
-    tokens: int
-    bytes: int
-    dropped: dict[str, int] = field(default_factory=dict)
 
 
 class RadixTree:
@@ -275,7 +263,7 @@ class RadixTree:
         for gone in removed:
             self._leaves.withdraw(gone)
         if lowest.parent is not None and not lowest.children:
-            self._leaves.offer(lowest)
+            self._leaves.renew(lowest)
         self._dropped[cause] = self._dropped.get(cause, 0) + 1
 
     def _evict(self, leaf: Segment, cause: str) -> None:

@@ -129,10 +129,14 @@ async def test_the_plugin_of_the_readme_works() -> None:
     plugin = names["PreferRack"]
     async with ScriptedWorker() as far, ScriptedWorker() as near:
         async with running_router(enabled=(), classes=[plugin]) as router:
-            for worker, rack in ((far, "a"), (near, "b")):
-                body = {"url": worker.url, "labels": {"rack": rack}}
+            for worker, labels in ((far, {}), (near, {"rack": "b"})):
+                body = {"url": worker.url, "labels": labels}
                 await exchange_once(router.port, "POST", "/workers", json=body)
             for _ in range(4):
                 answer = await exchange_once(router.port, headers=[("x-rack", "b")], json={"text": "hi"})
                 assert answer.status == 200
-        assert (len(far.requests), len(near.requests)) == (0, 4)
+            assert (len(far.requests), len(near.requests)) == (0, 4)
+            for _ in range(4):  # without the header it prefers no worker, not even one without a rack
+                await exchange_once(router.port, json={"text": "hi"})
+        assert len(far.requests) > 0
+        assert len(near.requests) > 4

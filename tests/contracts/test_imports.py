@@ -19,15 +19,17 @@ import router_core
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    "errors headers sse splice scan clock deadline tasks urls settings",
-    "types strip bodies protocol pump upstream config",
-    "hookspecs control dp_rank failures holds sessions workers",
+    "errors headers sse splice scan clock deadline tasks urls settings in_use",
+    "types strip bodies pump upstream config",
+    "hookspecs control dp_rank failures holds protocol sessions workers",
     "timing worker_updates debug",
-    "plan router stats_routes",
-    "plans selection outside delivery",
+    "plan router stats_routes access",
+    "plans selection outside delivery switch_off tracing stalls",
     "registry attempt admin",
-    "proxy listing",
+    "proxy listing introspection",
     "asgi",
+    "routes operator_routes",
+    "generation",
     "app",
     "server",
     "cli in_process",
@@ -42,6 +44,7 @@ PUBLIC_UP_TO = "router"
 ON_TOP = {
     "reference_engine": set(),
     "demo": {"sse", "reference_engine"},
+    "new_plugin": {"errors"},
     "testing": {"clock", "in_process"},
 }
 """Packages beside the core that nobody but the command line imports -> what of the core they may use (and the public

@@ -73,4 +73,4 @@ async def test_enabled_it_changes_where_requests_go(stranger: Any) -> None:
 def test_its_own_tests_pass(stranger: Any, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")
     shutil.copy(EXAMPLE / "pyproject.toml", tmp_path)
-    assert "2 passed" in stranger.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path))
+    assert "4 passed" in stranger.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path))

@@ -58,7 +58,7 @@ class Served(RunningRouter):
     """A running router and its ends."""
 
     def __init__(self, running: RunningRouter, ends: Ends) -> None:
-        super().__init__(running.application, running.url, running.port)
+        super().__init__(running.application, running.listeners)
         self.ends = ends
 
     @property

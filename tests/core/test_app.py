@@ -93,7 +93,13 @@ async def test_plugin_classes_among_the_paths_run_in_their_order(serve: Serve) -
 @pytest.mark.parametrize(
     ("path", "word"),
     [
-        ("no_such_module_at_all:X", "cannot be imported"),
+        ("no_such_module_at_all:X", "there is no module 'no_such_module_at_all' in the current directory, nor"),
+        ("json.nothing.here:X", "there is no module 'json.nothing'"),
+        ("./file.py", "is not of the form pkg.mod:Class, the module found in the current directory"),
+        ("file.py:Class", "is not of the form pkg.mod:Class"),
+        ("file.py", "is not of the form pkg.mod:Class"),
+        ("wrong_syntax_of_a_user:X", "cannot be imported: a syntax error in "),
+        ("wrong_syntax_of_a_user:X", "wrong_syntax_of_a_user.py, line 2: "),
         ("json:NoSuchClass", "has no 'NoSuchClass'"),
         ("json", "is not of the form pkg.mod:Class"),
         ("", "is not of the form pkg.mod:Class"),
@@ -101,6 +107,7 @@ async def test_plugin_classes_among_the_paths_run_in_their_order(serve: Serve) -
         (":X", "is not of the form pkg.mod:Class"),
         ("json:dumps", "neither a plugin class nor an ASGI middleware class"),
         ("broken_module_of_a_user:X", "cannot be imported: ZeroDivisionError"),
+        ("classes_of_a_user:NeedsMore", "no method is marked @hookimpl, so it is taken for an ASGI middleware, and"),
         ("classes_of_a_user:NeedsMore", "cannot be made: TypeError"),
         ("classes_of_a_user:Fails", "cannot be made: OSError('no such checkpoint')"),
     ],
@@ -117,6 +124,7 @@ def test_a_path_that_leads_nowhere_is_refused(
 
     module("classes_of_a_user", NeedsMore=NeedsMore, Fails=Fails)
     (tmp_path / "broken_module_of_a_user.py").write_text("1 / 0\n")
+    (tmp_path / "wrong_syntax_of_a_user.py").write_text("# a comment\nclass X\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for setting in ("middleware_paths", "slime_router_middleware_paths"):
         with pytest.raises(ConfigError) as error:
@@ -284,7 +292,7 @@ async def test_the_routers_services_reach_plugins_at_startup(serve: Serve) -> No
     async with ScriptedWorker() as worker:
         router = await serve(worker, classes=(Keeps,))
         (services,) = given
-        assert services is router.application.router
+        assert services.workers is router.application.workers and services.sessions is router.application.sessions
         assert services.worker_urls == {worker.url: 0}
         assert services.session("nobody") is None
         answer = await services.control.call(router.workers[0], "GET", "/health", timeout_s=5)

@@ -28,15 +28,18 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, told.out, told.err
 
 
+OK = "ok (plugins were made, not started): "
+
+
 def test_check_says_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "check", "--set", "enabled=health,round_robin") == (
         0,
-        "ok: 2 plugins: health, round_robin\n",
+        f"{OK}2 made, on: health, round_robin; file: none\n",
         "",
     )
-    assert run(capsys, "check", "--set", "enabled=[]") == (0, "ok: 0 plugins: none\n", "")
+    assert run(capsys, "check", "--set", "enabled=[]") == (0, f"{OK}0 made, on: none; file: none\n", "")
     status, out, _ = run(capsys, "check", "--set", "enabled=health", "--enable", "round_robin", "--disable", "health")
-    assert (status, out) == (0, "ok: 1 plugins: round_robin\n")
+    assert (status, out) == (0, f"{OK}1 made, on: round_robin; file: none\n")
 
 
 def test_check_needs_no_port(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +53,10 @@ def test_check_needs_no_port(capsys: pytest.CaptureFixture[str]) -> None:
         (["--enable", "healht"], "--enable: enabled: there is no plugin 'healht'; did you mean 'health'?"),
         (["--disable", "nobody"], "--disable: 'nobody' is not enabled; enabled are: "),
         (["--profile", "p"], "--profile: there is no profile 'p'; profiles: none"),
-        (["--set", "plugins.health.interval_s=soon"], "--set plugins.health.interval_s: plugins.health.interval_s: "),
+        (
+            ["--set", "plugins.health.interval_s=soon"],
+            "--set plugins.health.interval_s: Input should be a valid number",
+        ),
         (["--set", "prot=1"], "--set prot: router.prot: unknown key"),
         (["--set", "nonsense"], "--set: 'nonsense' is not KEY=VALUE"),
         (["--port", "70000"], "--port: router.port: "),
@@ -79,12 +85,15 @@ def test_a_wrong_command_line_is_exit_status_2(capsys: pytest.CaptureFixture[str
 def test_a_wrong_file_is_named_with_its_key(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plugins.toml").write_text("[plugins.health]\ninterval = 1\n")
     status, _, told = run(capsys, "check")
-    assert (status, told) == (2, "router-core: plugins.toml: plugins.health.interval: unknown key\n")
+    assert (status, told) == (
+        2,
+        "router-core: plugins.toml: plugins.health.interval: unknown key; did you mean 'interval_s'?\n",
+    )
 
 
 def test_variables_of_the_environment_hold(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUTER__ENABLED", "round_robin")
-    assert run(capsys, "check")[1] == "ok: 1 plugins: round_robin\n"
+    assert run(capsys, "check")[1] == f"{OK}1 made, on: round_robin; file: none\n"
     monkeypatch.setenv("ROUTER__PROT", "1")
     assert run(capsys, "check")[2].startswith("router-core: environment variable ROUTER__PROT: prot: no such setting")
 
@@ -94,15 +103,18 @@ def test_middleware_paths_are_found_in_the_working_directory(capsys: pytest.Capt
         "from router_core import hookimpl\n\n\nclass MyPlugin:\n    @hookimpl\n    def response_end(self): ...\n"
     )
     arguments = ["check", "--set", "enabled=[]", "--middleware-paths", "mine_of_the_directory:MyPlugin"]
-    assert run(capsys, *arguments) == (0, "ok: 1 plugins: my_plugin\n", "")
+    assert run(capsys, *arguments) == (0, f"{OK}1 made, on: my_plugin; file: none\n", "")
 
 
 def test_a_profile_may_hold_for_the_whole_process(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plugins.toml").write_text(
         'enabled = ["health", "least_inflight"]\n[profiles.turns]\nenable = ["round_robin"]\ndisable = ["health"]\n'
     )
-    assert run(capsys, "check")[1] == "ok: 3 plugins: health, least_inflight\n"
-    assert run(capsys, "check", "--profile", "turns")[1] == "ok: 3 plugins: least_inflight, round_robin\n"
+    assert run(capsys, "check")[1] == f"{OK}3 made, on: health, least_inflight; file: plugins.toml\n"
+    assert (
+        run(capsys, "check", "--profile", "turns")[1]
+        == f"{OK}3 made, on: least_inflight, round_robin; file: plugins.toml\n"
+    )
 
 
 def test_the_list_of_plugins_shows_order_state_origin_and_hooks(capsys: pytest.CaptureFixture[str]) -> None:

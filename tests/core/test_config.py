@@ -155,7 +155,7 @@ def test_a_plugins_list_takes_commas_too() -> None:
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        ("ROUTER__PROT", "prot"),
+        ("ROUTER__PROT", "prot: no such setting; did you mean 'port'?"),
         ("ROUTER__", ""),
         ("ROUTER__NO__SUCH", "no.such"),
         ("ROUTER__ROUTER__PROT", "router.prot"),
@@ -178,7 +178,7 @@ def test_other_variables_are_not_ours() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[router]\nprot = 1", ["router.prot", "unknown key"]),
+        ("[router]\nprot = 1", ["router.prot", "unknown key; did you mean 'port'?"]),
         ('[router]\nport = "many"', ["router.port", "not 'many'"]),
         ("[router]\nport = 70000", ["router.port", "65535"]),
         ("[router]\nport = -1", ["router.port"]),
@@ -196,11 +196,13 @@ def test_other_variables_are_not_ours() -> None:
         ("enabled = 7", ["enabled"]),
         ("enabled = [7]", ["enabled"]),
         ('enabled = "health"', ["enabled"]),
-        ("[plugin.health]", ["plugin", "unknown key"]),
+        ("[plugin.health]", ["plugin", "unknown key; did you mean 'plugins'?"]),
         ("[profiles]\np = 7", ["profiles.p"]),
         ("[profiles.p]\nenable = 7", ["profiles.p.enable"]),
         ("[plugins.health]\ninterval_s = 0", ["plugins.health.interval_s", "greater than 0"]),
-        ("[plugins.health]\ninterval = 1", ["plugins.health.interval", "unknown key"]),
+        ("[plugins.health]\ninterval = 1", ["plugins.health.interval", "unknown key; did you mean 'interval_s'?"]),
+        ("[plugins.health]\nbreakfast = 1", ["plugins.health.breakfast: unknown key"]),
+        ('enabled = ["hf_tokenizer"]\n[plugins.hf_tokenizer]\nthreads = 1', ["plugins.hf_tokenizer: it names no"]),
         ("port =", ["cannot be read", "Invalid value"]),
         ("[router]\nport = 1\nport = 2", ["cannot be read", "overwrite"]),
     ],
@@ -225,6 +227,19 @@ def test_a_file_that_is_not_there_or_cannot_be_read_is_named(tmp_path: Path) -> 
 @pytest.mark.parametrize("pair", ["port", "=1", "router.=1", ".port=1", "router..port=1", ""])
 def test_a_set_that_is_none_is_named(pair: str) -> None:
     assert "is not KEY=VALUE" in refused(settings=[pair])
+
+
+def test_a_wrong_set_names_its_key_once() -> None:
+    assert refused(settings=["router.prot=1"]) == "--set router.prot: unknown key; did you mean 'port'?"
+    assert refused(settings=["plugin.health.path=/"]) == "--set plugin.health.path: plugin: unknown key; " + (
+        "did you mean 'plugins'?"
+    )
+
+
+def test_the_table_of_a_plugin_that_nothing_enables_is_not_looked_at(file: Path) -> None:
+    text = "[plugins.hf_tokenizer]\nbreakfast = 1\n"
+    assert Application(loaded(text, file=file)).config.plugins["hf_tokenizer"] == {"breakfast": 1}
+    assert "plugins.hf_tokenizer.breakfast: unknown key" in refused(text, file=file, enable=["hf_tokenizer"])
 
 
 def test_a_key_that_is_a_value_and_a_table_is_named() -> None:

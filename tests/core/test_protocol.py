@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from router_core.testing import Connection, RawClient, ScriptedRequest, ScriptedWorker, build_request
+from router_core.testing import (
+    Connection,
+    Faults,
+    RawClient,
+    ScriptedRequest,
+    ScriptedWorker,
+    build_request,
+    reply_pieces,
+)
 
 Serve = Callable[..., Awaitable[Any]]
 H2C = [("Connection", "Upgrade, HTTP2-Settings"), ("Upgrade", "h2c"), ("HTTP2-Settings", "AAMAAABk")]
@@ -57,6 +65,61 @@ async def test_a_body_behind_a_request_for_an_upgrade_is_no_request(serve: Serve
             await client.send(body)
             assert (await client.read_answer()).body == b"POST /generate " + body
         assert [request.target for request in worker.requests] == [b"/generate"]
+
+
+NO_HTTP = [
+    b"\x16\x03\x01\r\n\r\n",
+    b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+    b"GET /\xff HTTP/1.1\r\n\r\n",
+    b"A / HTTP/9.9\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("raw", NO_HTTP)
+async def test_what_is_no_http_is_told_in_the_envelope(serve: Serve, raw: bytes) -> None:
+    router = await serve()
+    async with RawClient(router.port) as client:
+        await client.send(raw)
+        answer = await client.read_answer()
+        assert (answer.status, answer.get("x-router-error"), answer.get("connection")) == (
+            400,
+            "malformed_request",
+            "close",
+        )
+        assert answer.json()["error"]["message"].startswith("the request is not HTTP/1.1: ")
+        assert [len(answer.values(name)) for name in ("date", "server", "content-length")] == [1, 1, 1]
+        await client.wait_closed()
+
+
+async def test_garbage_behind_a_request_stands_in_no_answer(serve: Serve) -> None:
+    async with ScriptedWorker() as worker:
+        router = await serve(worker)
+        worker.handler = reply_pieces([b"data: 1\n\n", b"data: 2\n\n"])
+        worker.fault(Faults.stall_amid(after_pieces=1))
+        async with RawClient(router.port) as client:
+            await client.send(build_request(json={}))
+            answer = await client.read_head()
+            assert await client.read_piece(answer) == b"data: 1\n\n"
+            await client.send(b"garbage\r\n\r\n")
+            await client.read_body(answer)
+            assert (answer.body, answer.clean) == (b"data: 1\n\n", False)
+        await router.ends.wait()
+        assert router.ends.kinds == ["client_left"]
+        await worker.wait_until_idle()
+
+
+async def test_garbage_before_the_answer_began_is_told_and_ends_the_request(serve: Serve) -> None:
+    async with ScriptedWorker() as worker:
+        router = await serve(worker)
+        worker.fault(Faults.stall())
+        async with RawClient(router.port) as client:
+            await client.send(build_request(json={}))
+            await worker.wait_for_requests(1)
+            await client.send(b"garbage\r\n\r\n")
+            assert (await client.read_answer()).status == 400
+        await router.ends.wait()
+        assert router.ends.kinds == ["client_left"]
+        await worker.wait_until_idle()
 
 
 async def test_requests_sent_behind_one_another_with_upgrades_are_answered_in_order(serve: Serve) -> None:

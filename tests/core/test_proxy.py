@@ -33,7 +33,7 @@ BODIES = [
     b'{"meta_info":{"output_token_logprobs":[[-Infinity,5,null],[NaN,6,null],[-0.25,7,null]]}}',
     b'{"lp": -1E-05, "z": -0, "p": 0.30000000000000004, "a":1, "a":2}',
     bytes(range(256)) * 300,
-    gzip.compress(b'{"text":"' + b"abc" * 900 + b'"}'),
+    gzip.compress(b'{"text":"' + b"abc" * 900 + b'"}', mtime=0),
 ]
 
 

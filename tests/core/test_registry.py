@@ -366,7 +366,7 @@ async def test_a_strangers_plugin_is_found_by_its_entry_point(command: Command, 
     site = stranger("far-away", "longest_url = far_away:LongestUrl")
     env = {"PYTHONPATH": str(site)}
     status, out, _ = await command("check", "--set", "enabled=longest_url", env=env)
-    assert (status, out) == (0, "ok: 1 plugins: longest_url\n")
+    assert (status, out) == (0, "ok (plugins were made, not started): 1 made, on: longest_url; file: none\n")
     status, out, _ = await command("plugins", "--set", "enabled=longest_url", env=env)
     (line,) = [line for line in out.splitlines() if "longest_url" in line]
     assert line.split() == ["1", "longest_url", "on", "1.2", "far-away", "pick_worker"]

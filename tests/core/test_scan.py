@@ -97,7 +97,7 @@ def test_a_json_body_cut_anywhere_loses_its_values_and_nothing_else(answer, size
 @settings(max_examples=200, deadline=None)
 @given(values, st.lists(st.integers(0, 7), max_size=60))
 def test_a_replacement_stands_in_for_the_whole_value(answer, sizes) -> None:
-    body = dumped(answer).replace(b"\xed", b"?")
+    body = dumped(answer).decode("utf-8", "replace").encode()  # halves of characters are no JSON to read back
     scanner = ValueScanner(KEY.encode(), replacement=b"null")
     sent = b""
     for chunk in cut(body, sizes):

@@ -1,7 +1,18 @@
 """Scripted workers, a real router, the plugin as it was installed."""
 
-from router_core.testing import ScriptedWorker, exchange_once
+from router_cost_aware.plugin import CostAware
+
+from router_core.testing import ScriptedWorker, assert_plugin_conforms, build_worker, exchange_once
 from router_core.testing.router import running_router
+
+
+async def test_it_keeps_to_the_contract_of_plugins():
+    await assert_plugin_conforms(CostAware)
+
+
+def test_a_worker_gets_the_lowest_price_over_its_own():
+    dear, cheap, free = (build_worker(labels={"usd_per_hour": price}) for price in ("4.0", "1.0", "free"))
+    assert CostAware(CostAware.Settings()).score_workers([dear, cheap, free]) == {dear: 0.25, cheap: 1.0}
 
 
 async def test_the_cheapest_worker_serves():

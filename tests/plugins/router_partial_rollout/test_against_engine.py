@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -46,6 +46,7 @@ async def pool(
                     "partial_rollout": settings,
                     "weight_version": {"version_path": ""},
                     "hf_tokenizer": {"path": str(engines[0].engine.tokenizer.directory)},
+                    "routed_experts": {"layers": ROW[0], "top_k": ROW[1]},
                 },
             )
         )
@@ -54,6 +55,7 @@ async def pool(
 
 def generate(seed: int, tokens: int, *, stream: bool = False, **sampling: Any) -> dict[str, Any]:
     return {
+        "rid": f"r{seed}-",
         "input_ids": [*PROMPT, 20 + seed % 200],
         "sampling_params": {"max_new_tokens": tokens, "sampling_seed": seed, "ignore_eos": True, **sampling},
         "return_logprob": True,
@@ -88,39 +90,68 @@ def rows(meta: dict[str, Any]) -> np.ndarray:
     return np.frombuffer(pybase64.b64decode(meta["routed_experts"]), "<i4").reshape(-1, *ROW)
 
 
-async def aborting(engines: list[Any], over: asyncio.Event, draw: random.Random) -> int:
-    """Aborts everything that runs, again and again; each time under a new version. Returns how often."""
-    count = 0
-    while not over.is_set():
-        for _ in range(draw.randrange(1, 40)):
-            await asyncio.sleep(0)
-        engine = draw.choice(engines).engine
-        count += engine.abort_all()
+async def until(is_true: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110 - neither engine nor router sets an event for tests
+            await asyncio.sleep(0.001)
+
+
+class Aborter:
+    """Aborts everything that runs, again and again, and gives the worker a new version each time."""
+
+    def __init__(self, engines: list[Any], draw: random.Random) -> None:
+        self.truth: dict[str, list[tuple[int, str, str]]] = {}
+        """rid -> (tokens made, version, worker) of each dispatch that was aborted with a token."""
+        self._engines = engines
+        self._draw = draw
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Aborter:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            for _ in range(self._draw.randrange(1, 40)):
+                await asyncio.sleep(0)
+            self._abort(self._draw.choice(self._engines))
+
+    def _abort(self, served: Any) -> None:
+        engine = served.engine
+        for generation in engine.unfinished():
+            made = (len(generation.output_ids), engine.weight_version, served.url)
+            self.truth.setdefault(generation.request.rid, []).append(made)
+        engine.abort_all()
         engine.weight_version = str(int(engine.weight_version) + 1)
-    return count
+
+    def segments(self, rid: str) -> list[tuple[int, str, str]]:
+        return [made for made in self.truth.get(rid, ()) if made[0]]
 
 
 async def test_a_joined_answer_is_the_uninterrupted_one() -> None:
     draw = random.Random(1)
     async with pool(**TIRELESS) as (router, engines):
-        asks = [generate(seed, draw.randrange(1, 60)) for seed in range(40)]
+        asks = [generate(seed, draw.randrange(1, 60)) for seed in range(30)]
         told = [await exchange_once(router.port, json=ask) for ask in asks]
         whole = [answer.json() for answer in told]
-        over = asyncio.Event()
-        aborts = asyncio.create_task(aborting(engines, over, draw))
-        answers = await asyncio.gather(*(exchange_once(router.port, json=ask) for ask in asks))
-        over.set()
-        assert await aborts > 0
+        async with Aborter(engines, draw) as aborter:
+            answers = await asyncio.gather(*(exchange_once(router.port, json=ask) for ask in asks))
+        assert aborter.truth
     joined = 0
     for ask, raw, expected in zip(asks, answers, whole, strict=True):
         assert raw.status == 200, raw.body
         answer = raw.json()
-        check(ask, answer, expected)
+        check(ask, answer, expected, aborter)
         joined += len(answer["meta_info"].get("segments", [])) > 1
-    assert joined > 5
+    assert joined
 
 
-def check(ask: dict[str, Any], answer: dict[str, Any], expected: dict[str, Any]) -> None:
+def check(ask: dict[str, Any], answer: dict[str, Any], expected: dict[str, Any], aborter: Aborter) -> None:
     meta, due = answer["meta_info"], expected["meta_info"]
     assert answer["output_ids"] == expected["output_ids"]
     assert answer["text"] == expected["text"]
@@ -133,26 +164,32 @@ def check(ask: dict[str, Any], answer: dict[str, Any], expected: dict[str, Any])
     experts, right = rows(meta), rows(due)
     assert len(experts) == len(ask["input_ids"]) + len(answer["output_ids"]) - 1
     assert (experts == right).mean() > 0.99  # a router's tie may break otherwise in another batch
-    if "segments" in meta:
-        ends = [0, *(segment["end"] for segment in meta["segments"])]
-        assert [segment["start"] for segment in meta["segments"]] == ends[:-1]
-        assert ends[-1] == len(answer["output_ids"])
+    truth = aborter.segments(ask["rid"])
+    segments = meta.get("segments", [])
+    assert len(segments) == (len(truth) + 1 if truth else 0)
+    ends = [0, *(segment["end"] for segment in segments)]
+    assert [segment["start"] for segment in segments] == ends[:-1]
+    assert not segments or ends[-1] == len(answer["output_ids"])
+    told = [(each["end"] - each["start"], each["weight_version"], each["worker"]) for each in segments[:-1]]
+    assert told == truth
+    spans = [(span["version"], span["start"], span["end"]) for span in meta["weight_versions"]]
+    versions = [version for version, start, end in spans for _ in range(start, end)]
+    by_segment = [each["weight_version"] for each in segments for _ in range(each["start"], each["end"])]
+    assert not segments or versions == by_segment
 
 
 async def test_a_joined_stream_is_the_uninterrupted_one() -> None:
     draw = random.Random(2)
     async with pool(**TIRELESS) as (router, engines):
-        asks = [generate(seed, draw.randrange(1, 60), stream=True) for seed in range(30)]
+        asks = [generate(seed, draw.randrange(1, 60), stream=True) for seed in range(20)]
         whole = [events(await exchange_once(router.port, json=ask))[-1] for ask in asks]
-        over = asyncio.Event()
-        aborts = asyncio.create_task(aborting(engines, over, draw))
-        answers = await asyncio.gather(*(exchange_once(router.port, json=ask) for ask in asks))
-        over.set()
-        assert await aborts > 0
+        async with Aborter(engines, draw) as aborter:
+            answers = await asyncio.gather(*(exchange_once(router.port, json=ask) for ask in asks))
+        assert aborter.truth
     joined = 0
     for ask, raw, expected in zip(asks, answers, whole, strict=True):
         told = events(raw)
-        check(ask, told[-1], expected)
+        check(ask, told[-1], expected, aborter)
         joined += len(told[-1]["meta_info"].get("segments", [])) > 1
         for earlier, later in itertools.pairwise(told):
             assert later["text"].startswith(earlier["text"].rstrip("\ufffd"))
@@ -160,20 +197,18 @@ async def test_a_joined_stream_is_the_uninterrupted_one() -> None:
             assert earlier["meta_info"]["finish_reason"] is None
             assert earlier["meta_info"]["completion_tokens"] == len(earlier["output_ids"])
             assert earlier["meta_info"]["prompt_tokens"] == len(ask["input_ids"])
-    assert joined > 5
+    assert joined
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 async def test_a_joined_completion_is_the_uninterrupted_one(dialect: str) -> None:
     draw = random.Random(3)
     async with pool(dialect=dialect, enabled=WITH_TOKENIZER, **TIRELESS) as (router, engines):
-        asks = [completion(seed, draw.randrange(1, 60)) for seed in range(30)]
+        asks = [completion(seed, draw.randrange(1, 60)) for seed in range(15)]
         whole = [(await complete(router, ask)).json() for ask in asks]
-        over = asyncio.Event()
-        aborts = asyncio.create_task(aborting(engines, over, draw))
-        answers = await asyncio.gather(*(complete(router, ask) for ask in asks))
-        over.set()
-        assert await aborts > 0
+        async with Aborter(engines, draw) as aborter:
+            answers = await asyncio.gather(*(complete(router, ask) for ask in asks))
+        assert aborter.truth
     joined = 0
     for raw, expected in zip(answers, whole, strict=True):
         answer = raw.json()
@@ -190,7 +225,7 @@ async def test_a_joined_completion_is_the_uninterrupted_one(dialect: str) -> Non
             experts = np.load(io.BytesIO(pybase64.b64decode(choice["routed_experts"])))
             assert experts.shape == (len(choice["prompt_token_ids"]) + len(choice["token_ids"]) - 1, *ROW)
         joined += len((answer.get("metadata") or {}).get("segments", [])) > 1
-    assert joined > 5
+    assert joined
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
@@ -199,15 +234,13 @@ async def test_a_joined_stream_of_a_completion_is_the_uninterrupted_one(dialect:
     draw = random.Random(4)
     more: dict[str, Any] = {"stream_options": {"include_usage": True}}
     async with pool(dialect=dialect, enabled=WITH_TOKENIZER, **TIRELESS) as (router, engines):
-        asks = [completion(seed, draw.randrange(1, 60), stream=True, **more) for seed in range(20)]
+        asks = [completion(seed, draw.randrange(1, 60), stream=True, **more) for seed in range(10)]
         if not asks_ids:
             asks = [{key: value for key, value in ask.items() if key != "return_token_ids"} for ask in asks]
         whole = [of_deltas(events(await complete(router, ask))) for ask in asks]
-        over = asyncio.Event()
-        aborts = asyncio.create_task(aborting(engines, over, draw))
-        answers = await asyncio.gather(*(complete(router, ask) for ask in asks))
-        over.set()
-        assert await aborts > 0
+        async with Aborter(engines, draw) as aborter:
+            answers = await asyncio.gather(*(complete(router, ask) for ask in asks))
+        assert aborter.truth
     joined = 0
     for raw, expected in zip(answers, whole, strict=True):
         told = of_deltas(events(raw))
@@ -217,7 +250,7 @@ async def test_a_joined_stream_of_a_completion_is_the_uninterrupted_one(dialect:
         assert told.pop("logprobs") == pytest.approx(expected.pop("logprobs"), abs=1e-4)
         assert told == expected
         assert bool(told["token_ids"]) is asks_ids
-    assert joined > 3
+    assert joined
 
 
 async def complete(router: RunningRouter, ask: dict[str, Any]) -> RawAnswer:
@@ -243,3 +276,50 @@ def of_deltas(told: list[dict[str, Any]]) -> dict[str, Any]:
         "usage": {key: usage[key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")},
         "segments": segments[0] if segments else [],
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+async def test_versions_of_earlier_segments_are_not_taken_for_the_workers(dialect: str, stream: bool) -> None:
+    async with pool(1, dialect=dialect, delay_s=0.01, enabled=WITH_TOKENIZER) as (router, [served]):
+        engine, worker = served.engine, next(iter(router.application.workers))
+
+        async def call(target: str, body: Any = None) -> None:
+            assert (await exchange_once(router.port, target=target, json=body)).status == 200
+
+        await call("/workers/update_weight_version", [{"worker_id": served.url, "weight_version": "0"}])
+        asked = asyncio.create_task(complete(router, completion(1, 30, stream=stream)))
+        for version in ("1", "2"):
+            await until(lambda: any(generation.output_ids for generation in engine.unfinished()))
+            await call("/routing/pause?wait=true")
+            engine.abort_all()
+            await until(lambda: len(router.application.holds) == 1)
+            engine.weight_version = version
+            await call("/workers/update_weight_version", [{"worker_id": served.url, "weight_version": version}])
+            await call("/routing/resume")
+        answer = await asked
+        told = [event for event in events(answer) if event.get("metadata")][-1] if stream else answer.json()
+        assert [segment["weight_version"] for segment in told["metadata"]["segments"]] == ["0", "1", "2"]
+        assert (worker.weight_version, worker.pending_weight_version) == ("2", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_plugins_outside_of_it_see_one_answer(stream: bool) -> None:
+    enabled = ["hf_tokenizer", "engine_control", "radix_cache", "routed_experts", *ENABLED[1:]]
+    draw = random.Random(5)
+    async with pool(enabled=enabled, **TIRELESS) as (router, engines):
+        asks = [generate(seed, 30, stream=stream) for seed in range(6)]
+        whole = [await exchange_once(router.port, json={**ask, "rid": "w" + ask["rid"]}) for ask in asks]
+        async with Aborter(engines, draw) as aborter:
+            answers = await asyncio.gather(*(exchange_once(router.port, json=ask) for ask in asks))
+        assert aborter.truth
+        for ask, raw, expected in zip(asks, answers, whole, strict=True):
+            told, due = (events(each)[-1] if stream else each.json() for each in (raw, expected))
+            assert told["output_ids"] == due["output_ids"]
+            kept = [
+                await exchange_once(router.port, "GET", f"/routed_experts/{rid}")
+                for rid in (ask["rid"], "w" + ask["rid"])
+            ]
+            joined, right = (np.load(io.BytesIO(each.body)) for each in kept)
+            assert joined.shape == right.shape == (len(ask["input_ids"]) + len(told["output_ids"]) - 1, *ROW)
+            assert (joined == right).mean() > 0.99

@@ -112,6 +112,24 @@ class Model:
         self.touch(best[3])
         return Found(best[3], best[0], best[4], best[1], len(answers) > 1)
 
+    def match_tokens(self, path) -> Found:
+        """The longest stored beginning of a sequence, given as a sample's path."""
+        self.expire()
+        ranked = []
+        for sample in self.samples:
+            count = 0
+            while sample.path[0] == path[0] and count + 1 < min(len(sample.path), len(path)):
+                if sample.path[count + 1] != path[count + 1]:
+                    break
+                count += 1
+            if count:
+                ranked.append((count, count == len(sample.ids), sample.serial, sample))
+        if not ranked:
+            return Found()
+        best = max(ranked, key=lambda entry: entry[:3])
+        self.touch(best[3])
+        return Found(best[3], 0, best[0], best[1])
+
     def by_rid(self, rid):
         self.expire()
         sample = self.rids.get(rid)

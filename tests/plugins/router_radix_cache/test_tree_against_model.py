@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from router_radix_cache.tokens import PackedTokens, encode_text
 from router_radix_cache.tree import RadixTree
 
-from .model import Model
+from .model import Model, Sample
 from .structure import check_structure
 
 # few letters and short pieces, so that prefixes, twins and cuts inside a token or a character are the rule
@@ -82,11 +82,47 @@ class Pair:
         if not stored:
             ends = [0] * len(ids)
         tokens = PackedTokens.from_lists(ids, ends, mask, logprobs, versions)
-        trajectory = self.tree.insert(stored, tokens, rid=rid, session_id=session)
+        hint = source.choice([earlier, *self.model.samples[:1]]) if earlier and source.random() < 0.5 else None
+        trajectory = self.tree.insert(stored, tokens, rid=rid, session_id=session, continued=self.stored(hint))
         sample = self.model.insert(
             encode_text(stored or ""), list(ids), list(ends), mask, logprobs, versions, rid, session
         )
         assert (trajectory is None) == (sample is None)
+
+    def stored(self, sample):
+        """The tree's trajectory of a sample of the model."""
+        serial = sample.serial if sample else None
+        return next((found for found in self.tree._registry if found.serial == serial), None)
+
+    def ask_by_tokens(self) -> None:
+        source = self.source
+        if not self.model.samples:
+            return
+        sample = source.choice(self.model.samples)
+        count = source.randrange(len(sample.ids) + 1) if source.random() < 0.5 else len(sample.ids)
+        text = (sample.text or b"")[: sample.ends[count - 1] if count else 0]
+        if sample.text is not None and (not text or text != text.decode("utf-8", "ignore").encode()):
+            return
+        ids, ends = list(sample.ids[:count]), list(sample.ends[:count])
+        if ids and source.random() < 0.3:
+            ids[source.randrange(len(ids))] = 7
+        if source.random() < 0.5:
+            more, more_ends = self.tokenise(len(text), pieces := self.some_pieces(3))
+            ids, ends = ids + more, ends + (more_ends if text else [0] * len(more))
+            text += encode_text("".join(pieces)) if text else b""
+        if not ids:
+            return
+        tokens = PackedTokens()
+        tokens.add_context(ids, ends)
+        wanted = Sample(text or None, ids, ends, [], [], [], None, None, 0)
+        match = self.tree.match_tokens(text.decode() or None, tokens)
+        found = self.model.match_tokens(wanted.path)
+        assert (match.token_count, match.is_whole) == (found.count, found.is_whole)
+        assert match.token_ids == ids[: found.count]
+        if found.sample:
+            assert match.trajectory.serial == found.sample.serial
+            assert match.loss_mask == found.sample.mask[: found.count]
+            assert match.logprobs == found.sample.logprobs[: found.count]
 
     def ask(self) -> None:
         source = self.source
@@ -153,8 +189,8 @@ class Pair:
         self.model.now = self.clock.now
 
     def step(self) -> None:
-        ways = [self.insert, self.ask, self.ask_by_rid, self.release, self.pass_time]
-        self.source.choices(ways, weights=[30, 50, 8, 8, 4])[0]()
+        ways = [self.insert, self.ask, self.ask_by_tokens, self.ask_by_rid, self.release, self.pass_time]
+        self.source.choices(ways, weights=[30, 42, 8, 8, 8, 4])[0]()
 
     def check_all(self) -> None:
         assert sorted(t.serial for t in self.tree._registry) == sorted(s.serial for s in self.model.samples)

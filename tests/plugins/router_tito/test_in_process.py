@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from tito_kit import assistant, runs, system, user
 from router_core import ConfigError, Reject
 from router_core.testing import RawAnswer, ScriptedWorker, exchange_once, reply_json
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "in_process_generator" / "generator.py"
 START = [system("S."), user("q1")]
 Tokenizer = door_plugin(Door(trained_tokenizer()))
 """Found by its name in this module."""
@@ -194,19 +191,3 @@ async def test_a_wrong_configuration_is_told_when_serving_begins() -> None:
             with pytest.raises(ValueError, match="'tito' is not enabled"):
                 async with proxy.register(Trace()):
                     raise AssertionError("it must not open")
-
-
-async def test_the_example_runs_and_prints_a_row_for_each_agent() -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(EXAMPLE),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    said, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()
-    lines = said.decode().splitlines()
-    rows = [line.split() for line in lines if line.startswith("rollout-")]
-    assert [row[0] for row in rows] == [f"rollout-{index}_{number}" for index in range(3) for number in range(2)]
-    assert {(row[3], row[4], row[7]) for row in rows} == {("3", "2", "True")}
-    assert "prompt_token_ids 6" in lines[-1]
