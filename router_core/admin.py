@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +25,21 @@ from router_core.types import Session, Worker, WorkerState
 from router_core.urls import rank_urls
 from router_core.workers import WorkerTable
 
+log = logging.getLogger("router_core")
+
 MAX_DP_SIZE = 1024
+WORKER_FIELDS = (
+    "url",
+    "worker_url",
+    "worker_type",
+    "api_key",
+    "weight_version",
+    "pending_weight_version",
+    "priority",
+    "dp_size",
+    "labels",
+)
+"""What the router reads of a worker's description."""
 CLAIMED = (
     "add_worker",
     "remove_worker",
@@ -91,13 +106,17 @@ class WorkerRoutes:
         return JSONResponse({"workers": workers, "total": len(workers)})
 
     async def create(self, request: Request) -> Response:
-        fields = _checked_fields(await read_object(request))
+        body = await read_object(request)
+        fields = _checked_fields(body)
         workers = self._register(fields)
         name = workers[0].id if len(workers) == 1 else workers[0].base_id
         location = f"/workers/{name}"
         told: dict[str, Any] = {"status": "accepted", "worker_id": name, "url": fields["url"], "location": location}
         if len(workers) > 1:
             told["ranks"] = {worker.url: worker.id for worker in workers}
+        if ignored := [key for key in body if key not in WORKER_FIELDS and is_text(key)]:
+            told["ignored"] = ignored
+            log.info("worker %s: fields that mean nothing here were ignored: %.200r", workers[0].base_url, ignored)
         return JSONResponse(told, 202, {"location": location})
 
     async def replace(self, request: Request) -> Response:

@@ -67,6 +67,7 @@ class Generation:
             self.registry.enabled,
             self.registry.profiles,
             profile=config.profile,
+            installed=self.registry.installed,
             hook_timeout_s=settings.hook_timeout_s,
         )
         switch_off = SwitchOff(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ class Profile:
 
 
 class Plans:
-    """Compiles each set of plugins once. ``loaded`` is in request order."""
+    """Compiles each set of plugins once. ``loaded`` is in request order, ``installed`` names more."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Plans:
         profiles: Mapping[str, Profile],
         *,
         profile: str | None = None,
+        installed: Collection[str] = (),
         hook_timeout_s: float,
     ) -> None:
         self.loaded = tuple(loaded)
@@ -40,6 +41,7 @@ class Plans:
         self._enabled = frozenset(enabled)
         self._profiles = profiles
         self._profile = profile
+        self._installed = installed
         self._timeout_s = hook_timeout_s
         self._times: HookTimes | None = None
         self._wraps: list[HookWrap] = []
@@ -105,12 +107,10 @@ class Plans:
             if not switch:
                 continue
             if sign not in ("+", "-") or name not in self._names:
-                raise Reject(
-                    400,
-                    "unknown_plugin",
-                    f"{switch!r} is not + or - and the name of a loaded plugin; loaded: {', '.join(self._names)}",
-                    "x-router-plugins",
-                )
+                message = f"{switch!r} is not + or - and the name of a loaded plugin; loaded: {', '.join(self._names)}"
+                if name in self._installed and name not in self._names:
+                    message = f"{name!r} is installed but not loaded: name it in router.available, then start anew"
+                raise Reject(400, "unknown_plugin", message, "x-router-plugins")
             names.add(name) if sign == "+" else names.discard(name)
         plugins = [plugin for plugin in self.loaded if plugin.name in names and not plugin.is_off]
         return Plan(plugins, hook_timeout_s=self._timeout_s, overrides=settings, wraps=self._wraps)

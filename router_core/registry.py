@@ -98,6 +98,8 @@ class Registry:
         for name in self._wanted():
             self._load(name)
         self.profiles = {name: self._profile(name) for name in config.profiles}
+        self.installed = frozenset(self._sources)
+        """The names of all plugins there are, loaded or not."""
 
     def _wanted(self) -> list[str]:
         names = [*self.enabled]

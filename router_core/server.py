@@ -10,9 +10,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EADDRNOTAVAIL
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -44,8 +45,13 @@ QUIET = (
 )
 
 
-def bind(host: str, port: int, where: str = "", key: str = "router.port") -> socket.socket:
-    """A listening socket. Raises ConfigError, naming ``where`` it was set, when port or address cannot be had."""
+HOST_AND_PORT = ("router.host", "router.port")
+
+
+def bind(
+    host: str, port: int, where: Callable[[str], str] = lambda _: "", keys: tuple[str, str] = HOST_AND_PORT
+) -> socket.socket:
+    """A listening socket. Raises ConfigError when port or address cannot be had; ``where`` a key was set is said."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -56,9 +62,11 @@ def bind(host: str, port: int, where: str = "", key: str = "router.port") -> soc
         except BaseException:
             listener.close()
             raise
-    except OSError as error:
-        message = f"cannot listen on {host}:{port}: {error.strerror or error}"
-        raise ConfigError(message, where=where, key=key) from None
+    except (OSError, OverflowError) as error:
+        is_host = isinstance(error, socket.gaierror) or getattr(error, "errno", None) == EADDRNOTAVAIL
+        key = keys[0] if is_host else keys[1]
+        message = f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(message, where=where(key), key=key) from None
     return listener
 
 
@@ -87,12 +95,12 @@ class Listeners:
 def listen(config: Config) -> Listeners:
     """Binds what is configured. Raises ConfigError."""
     settings = config.router
-    data = bind(settings.host, settings.port, config.where("router.port"))
+    data = bind(settings.host, settings.port, config.where)
     if settings.admin_port is None:
         return Listeners(data)
     try:
-        where = config.where("router.admin_port")
-        admin = bind(settings.admin_host or settings.host, settings.admin_port, where, "router.admin_port")
+        keys = ("router.admin_host" if settings.admin_host else "router.host", "router.admin_port")
+        admin = bind(settings.admin_host or settings.host, settings.admin_port, config.where, keys)
     except BaseException:
         data.close()
         raise

@@ -104,12 +104,12 @@ def options_from(arguments: argparse.Namespace) -> EngineOptions:
 
 
 def run_engine(arguments: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit status. What cannot be served is said on stderr: status 1."""
+    """Serve until SIGINT or SIGTERM; return the exit status. What cannot be served is said on stderr: status 2."""
     try:
         asyncio.run(serve(options_from(arguments), arguments.ready_file))
     except (OSError, ValueError) as error:
         print(f"router-core engine: {error}", file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 

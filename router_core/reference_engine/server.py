@@ -114,16 +114,18 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes a free one."""
+    """Return a listening socket; port 0 takes a free one. A place that cannot be had is a ValueError or an OSError."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port is a number from 0 to 65535, not {port}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
         bound.listen(2048)
-    except OSError:
+    except OSError as error:
         bound.close()
-        raise
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
     return bound
 
 

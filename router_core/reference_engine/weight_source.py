@@ -10,6 +10,8 @@ from router_core.reference_engine.weights import load_weights, read_config, seed
 
 def first_model(options: EngineOptions) -> tuple[Model, Tokenizer]:
     """Return the model and the tokenizer that an engine begins with."""
+    if options.model is not None and not options.model.is_dir():
+        raise ValueError(f"--model: there is no directory {str(options.model)!r}")
     tokenizer = Tokenizer(options.model or ASSETS)
     if options.model is not None:
         config = read_config(options.model)

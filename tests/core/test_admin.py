@@ -138,7 +138,7 @@ async def test_a_worker_is_registered_shown_changed_and_deleted(serve: Serve) ->
     created = await call(router, "POST", "/workers", body)
     told = created.json()
     assert created.status == 202
-    assert told["status"] == "accepted"
+    assert (told["status"], told["ignored"]) == ("accepted", ["model_id"])
     assert (told["url"], told["location"]) == ("http://h:1/", f"/workers/{told['worker_id']}")
     assert created.get("location") == told["location"]
     for name in (told["worker_id"], quote("http://h:1/", safe=""), quote("HTTP://H:1", safe=""), "http://h:1"):
@@ -159,6 +159,19 @@ async def test_a_worker_is_registered_shown_changed_and_deleted(serve: Serve) ->
     deleted = await call(router, "DELETE", f"/workers/{quote('http://h:1', safe='')}")
     assert (deleted.status, deleted.json()["worker_id"]) == (202, told["worker_id"])
     assert (await call(router, "GET", "/workers")).json() == {"workers": [], "total": 0}
+
+
+async def test_a_misspelt_field_is_named_in_the_answer_and_in_the_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = await serve()
+    with caplog.at_level("INFO", "router_core"):
+        created = await call(router, "POST", "/workers", {"url": "http://h:1", "lables": {"rack": "b"}})
+        assert (created.status, created.json()["ignored"]) == (202, ["lables"])
+        assert "ignored" not in (await call(router, "POST", "/workers", {"url": "http://h:1"})).json()
+    assert [r.getMessage() for r in caplog.records if "ignored" in r.message] == [
+        "worker http://h:1: fields that mean nothing here were ignored: ['lables']"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,17 @@ async def test_unknown_names_are_the_clients_fault(
         assert (worker.requests, seen) == ([], [])
 
 
+async def test_a_plugin_that_is_installed_and_not_loaded_is_told_from_one_that_is_not_there(
+    serve: Serve, seen: list[str]
+) -> None:
+    router = await serve(classes=(noting("a", seen),))
+    answer = await exchange_once(router.port, headers=[("x-router-plugins", "+tito")], json=ASK)
+    assert (answer.status, answer.get("x-router-error")) == (400, "unknown_plugin")
+    assert answer.json()["error"]["message"] == (
+        "'tito' is installed but not loaded: name it in router.available, then start anew"
+    )
+
+
 class Limits:
     """Reads its own settings as they hold for the exchange."""
 

@@ -134,6 +134,13 @@ async def test_a_taken_port_is_one_clear_line(command: Command) -> None:
     )
 
 
+async def test_a_host_that_cannot_be_listened_on_is_blamed_itself(command: Command) -> None:
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        status, _, told = await command("serve", "--port", "0", "--host", host)
+        assert (status, told.count("\n")) == (2, 1)
+        assert told.startswith(f"router-core: --host: router.host: cannot listen on {host}:0: ")
+
+
 async def test_a_plugin_that_does_not_start_is_one_clear_line_and_the_others_are_stopped(
     command: Command, notes: Callable[[], list[str]]
 ) -> None:
