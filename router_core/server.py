@@ -45,13 +45,13 @@ QUIET = (
 )
 
 
+HOST_AND_PORT = ("router.host", "router.port")
+
+
 def bind(
-    host: str,
-    port: int,
-    where: Callable[[str], str] = lambda _: "",
-    keys: tuple[str, str] = ("router.host", "router.port"),
+    host: str, port: int, where: Callable[[str], str] = lambda _: "", keys: tuple[str, str] = HOST_AND_PORT
 ) -> socket.socket:
-    """A listening socket. Raises ConfigError when address or port, set by ``keys``, cannot be had; says ``where``."""
+    """A listening socket. Raises ConfigError when port or address cannot be had; ``where`` a key was set is said."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -99,7 +99,7 @@ def listen(config: Config) -> Listeners:
     if settings.admin_port is None:
         return Listeners(data)
     try:
-        keys = ("router.admin_host", "router.admin_port")
+        keys = ("router.admin_host" if settings.admin_host else "router.host", "router.admin_port")
         admin = bind(settings.admin_host or settings.host, settings.admin_port, config.where, keys)
     except BaseException:
         data.close()

@@ -102,6 +102,10 @@ class SglangGenerateReader(TranslatedReader):
         reason = meta.get("finish_reason")
         reason = reason if isinstance(reason, dict) else None
         matched = reason.get("matched") if reason is not None else None
+        if reason is not None and is_cumulative:
+            # The end tells all logprobs, should an earlier event have told none.
+            whole = _entries(meta.get("output_token_logprobs"), ids)
+            self._logprobs = [entry[0] for entry in whole[: len(ids) - len(new_ids)]] or self._logprobs
         return Piece(
             text=self._new_text(answer.get("text"), is_last=reason is not None, is_cumulative=is_cumulative),
             token_ids=new_ids,

@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from router_partial_rollout.plugin import PartialRollout
 
 from router_core import Answer, Attempt, CallNext, Exchange, hookimpl
@@ -89,3 +90,52 @@ async def test_a_first_attempt_that_is_tried_elsewhere_does_not_keep_its_worker_
                 await asyncio.sleep(0.001)
         served.engine.abort_all()
         assert (await asked).json()["output_ids"] == whole["output_ids"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", ["sglang", "vllm"])
+async def test_a_captured_chat_turn_is_committed_whole(dialect: str, stream: bool) -> None:
+    async with running_engine(dialect=dialect, step_delay_s=0.005, max_cached_tokens=0) as served:
+        tokenizer = str(served.engine.tokenizer.directory)
+        async with running_router(
+            [served.url],
+            enabled=["hf_tokenizer", "tito", "partial_rollout", "least_inflight"],
+            plugins={
+                "hf_tokenizer": {"path": tokenizer},
+                "tito": {"mode": "translate"},
+                "partial_rollout": {"when": "always"},
+            },
+        ) as router:
+
+            async def turn(session: str) -> dict[str, Any]:
+                await exchange_once(router.port, target="/sessions", json={"session_id": session})
+                body = {
+                    "model": "reference",
+                    "messages": [{"role": "user", "content": "hi"}],
+                    "max_tokens": 40,
+                    "seed": 5,
+                    "temperature": 1.0,
+                    "stream": stream,
+                }
+                answer = await exchange_once(router.port, target=f"/sessions/{session}/v1/chat/completions", json=body)
+                assert answer.status == 200, answer.body
+                assert answer.clean
+                assert answer.get("x-router-untrainable") is None
+                told = await exchange_once(router.port, target=f"/sessions/{session}/samples", json={})
+                assert told.status == 200, told.body
+                samples: dict[str, Any] = told.json()
+                return samples
+
+            whole = await turn("whole")
+            asked = asyncio.create_task(turn("joined"))
+            for _ in range(2):
+                async with asyncio.timeout(10):
+                    while not any(len(each.output_ids) > 3 for each in served.engine.unfinished()):  # noqa: ASYNC110
+                        await asyncio.sleep(0.001)
+                served.engine.abort_all()
+            joined = await asked
+            assert whole["samples"]
+            assert "router_partial_rollout_joined_total 1" in router.application.outside.metrics()
+            for key in ("tokens", "loss_mask"):
+                assert [row[key] for row in joined["samples"]] == [row[key] for row in whole["samples"]]
+            assert all(row["complete"] for row in joined["samples"]), joined

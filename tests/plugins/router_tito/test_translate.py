@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import openai
+import orjson
 import pytest
-from capture_kit import captured_worker, events, reference_tokenizer, said
+from capture_kit import Capturing, captured_worker, events, reference_tokenizer, said
+from router_tito.render import NO_CONTEXT
 from test_capture_engine import CALL, DIALECTS, START, TOOLS, WORDS, ask, engine_behind, judge, sdk
 from tito_kit import tool, user
 
-from router_core.testing import ScriptedWorker
+from router_core.testing import ScriptedWorker, reply, reply_pieces
 
 PATHS = {"sglang": "/generate", "vllm": "/v1/completions"}
 REASONING = {"sglang": "reasoning_content", "vllm": "reasoning"}
@@ -255,3 +258,92 @@ async def test_the_sdk_sees_a_refusal_as_a_bad_request() -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(model="m", messages=START, tools=TOOLS, tool_choice="required")
         assert refused.value.param == "tool_choice"
+
+
+def ending(*events: dict[str, Any], is_done: bool = True) -> Any:
+    """A handler whose calls for ids are answered by these events; the rest is the worker's own."""
+    pieces = [b"data: " + orjson.dumps(event) + b"\n\n" for event in events] + [b"data: [DONE]\n\n"] * is_done
+    return reply_pieces(pieces)
+
+
+def event(ids: Sequence[int], text: str, prompt_tokens: int, finish: dict[str, Any] | None = None, **more: Any) -> Any:
+    meta = {
+        "id": "r",
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": len(ids),
+        "finish_reason": finish,
+        "output_token_logprobs": [[-0.5, token_id, None] for token_id in ids],
+        "output_token_logprobs_length": len(ids),
+    }
+    return {"text": text, "output_ids": list(ids), "meta_info": {**meta, **more}}
+
+
+STOP = {"type": "stop", "matched": 5}
+
+
+def prompt_tokens(made: Capturing) -> int:
+    """How long the prompt of ``START`` is."""
+    text = made.tito.capture.renderers.ready.renderer.template.render  # type: ignore[union-attr]
+    return len(made.door.tokenizer.encode(text(START, NO_CONTEXT, generation_prompt=True)))
+
+
+@pytest.mark.parametrize(
+    ("events", "reasons", "turns"),
+    [
+        ([([1], "a", None), ([1, 5], "a", STOP)], {}, 1),
+        ([([1], "a", None), ([1, 2], "ab", {"type": "abort", "message": "gone"})], {}, 0),
+        ([([1], "a", None)], {}, 0),
+        ([([1], "caf\ufffd", None), ([1, 2], "caf\u00e9", None), ([1, 2, 5], "caf\u00e9", STOP)], {}, 1),
+        ([([1], "a", None, {"output_token_logprobs": None}), ([1, 5], "a", STOP)], {}, 1),
+        ([([1], "a", None), ([1, 5], "a", STOP, {"output_token_logprobs": None})], {"logprobs_missing": 1}, 0),
+        ([([1, 5], "a", STOP, {"prompt_tokens": 3})], {"prompt_ids_missing": 1}, 0),
+    ],
+)
+async def test_a_stream_is_kept_only_if_all_of_it_came(
+    events: list[tuple[Any, ...]], reasons: dict[str, int], turns: int
+) -> None:
+    async with captured_worker(mode="translate", worker_kind="sglang") as (worker, made):
+        await made.tito.capture.renderers.get()
+        length = prompt_tokens(made)
+        told = [
+            event(e[0], e[1], **{"prompt_tokens": length, "finish": e[2], **(e[3] if len(e) > 3 else {})})
+            for e in events
+        ]
+        worker.handler = ending(*told)
+        answer = await made.chat(START, stream=True)
+        assert said(answer)["content"].startswith(events[-1][1][:1])
+        if events[-1][2] == STOP and len(events) == 3:
+            assert said(answer)["content"] == "caf\u00e9"
+        assert made.trace().uncaptured == reasons
+        assert sum(len(branch.transitions) for branch in made.branches()) == turns
+
+
+async def test_a_server_that_streams_increments_is_read_as_well() -> None:
+    async with captured_worker(mode="translate", worker_kind="sglang") as (worker, made):
+        await made.tito.capture.renderers.get()
+        length = prompt_tokens(made)
+        worker.handler = ending(
+            event([1], "a", length),
+            event([2], "b", length, completion_tokens=2),
+            event([5], "", length, STOP, completion_tokens=3),
+        )
+        assert said(await made.chat(START, stream=True))["content"] == "ab"
+        assert list(made.branches()[0].transitions[0].completion_ids) == [1, 2, 5]
+
+
+async def test_an_error_within_a_stream_reaches_the_client_and_nothing_is_kept() -> None:
+    async with captured_worker(mode="translate", worker_kind="sglang") as (worker, made):
+        await made.tito.capture.renderers.get()
+        worker.handler = ending(
+            event([1], "a", prompt_tokens(made)), {"error": {"message": "out of memory"}}, is_done=False
+        )
+        answer = await made.chat(START, stream=True)
+        assert b"out of memory" in answer.body and b"[DONE]" not in answer.body
+        assert made.branches() == [] and made.trace().uncaptured == {}
+
+
+async def test_an_answer_that_is_no_answer_passes_and_is_marked() -> None:
+    async with captured_worker(mode="translate", worker_kind="sglang") as (worker, made):
+        worker.handler = reply(b"[1, 2]")
+        answer = await made.chat(START)
+        assert answer.body == b"[1, 2]" and answer.get("x-router-untrainable") == "unreadable_answer"
