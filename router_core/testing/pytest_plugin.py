@@ -1,6 +1,6 @@
 """Fixtures for tests of routers and plugins: ``pytest_plugins = ["router_core.testing.pytest_plugin"]``.
 
-They are not registered by themselves. They need pytest-asyncio (``pip install router-core[test]``).
+They are not registered by themselves. They need pytest-asyncio (the extra ``test``).
 """
 
 import contextlib
