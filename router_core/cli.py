@@ -172,5 +172,9 @@ def _engine(options: argparse.Namespace) -> int:
 
 def _demo(options: argparse.Namespace) -> int:
     from router_core.demo import demo
+    from router_core.server import bind
 
+    if not 0 <= options.port <= 65535:
+        raise ConfigError(f"a port is a number from 0 to 65535, not {options.port}", where="--port")
+    bind("127.0.0.1", options.port, lambda _: "--port").close()  # said before two engines are started
     return demo(keep=options.keep, port=options.port)

@@ -17,7 +17,6 @@ import aiohttp
 from router_core.demo.failure import DemoFailure
 from router_core.demo.processes import stop_all
 from router_core.demo.story import DEADLINE_S, Story
-from router_core.server import bind
 
 __all__ = ["demo"]
 
@@ -26,9 +25,7 @@ def demo(*, keep: bool = False, port: int = 0) -> int:
     """Plays the demo with the router on ``port`` (0: a free one). ``keep``: all goes on serving until Ctrl-C.
 
     Returns the exit status: 1, with the reason on standard error, when anything was not as promised.
-    Raises ConfigError, before anything starts, when the port cannot be had.
     """
-    bind("127.0.0.1", port, lambda _: "--port").close()
     try:
         asyncio.run(_play(keep, port))
     except DemoFailure as failure:

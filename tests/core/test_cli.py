@@ -146,6 +146,11 @@ def test_the_module_is_the_command() -> None:
     assert done.stdout.startswith("router-core ")
 
 
+def test_a_demo_on_no_port_is_refused_before_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "router-core: --port: a port is a number from 0 to 65535, not 99999\n"
+    assert run(capsys, "demo", "--port", "99999") == (2, "", told)
+
+
 def test_a_reader_that_has_enough_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
