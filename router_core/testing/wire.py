@@ -157,10 +157,10 @@ class Wire(asyncio.Protocol):
 
     async def send(self, data: bytes) -> None:
         """Until the kernel has taken all of it; ConnectionResetError when the connection is gone."""
-        if not self.is_lost:
+        if not self._transport.is_closing():
             self._transport.write(data)
             await self._changed.wait_until(lambda: self.is_lost or not self._is_congested)
-        if self.is_lost:
+        if self._transport.is_closing():  # known before `is_lost`, which a later turn of the loop tells
             raise ConnectionResetError("the connection is gone")
 
     def end_sending(self) -> None:
