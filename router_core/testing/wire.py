@@ -160,7 +160,8 @@ class Wire(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.write(data)
             await self._changed.wait_until(lambda: self.is_lost or not self._is_congested)
-        if self._transport.is_closing():  # known before `is_lost`, which a later turn of the loop tells
+        if self._transport.is_closing():
+            await self.wait_closed()
             raise ConnectionResetError("the connection is gone")
 
     def end_sending(self) -> None:
