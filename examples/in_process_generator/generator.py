@@ -24,12 +24,12 @@ QUESTIONS = ("What is a router?", "Name a prime.", "Say something kind.")
 FOLLOW_UPS = ("Are you sure?", "Say it in other words.")
 
 
-async def run_agent(base_url: str, model: str, question: str) -> list[dict[str, Any]]:
+async def run_agent(base_url: str, model: str, question: str, seed: int) -> list[dict[str, Any]]:
     """An agent as any other: its own messages, its own loop. Gives the conversation."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key="unused") as client:
         messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
         for follow_up in (*FOLLOW_UPS, None):
-            answer = await client.chat.completions.create(model=model, messages=messages, max_tokens=12)
+            answer = await client.chat.completions.create(model=model, messages=messages, max_tokens=12, seed=seed)
             messages.append(answer.choices[0].message.model_dump(exclude_none=True))
             if follow_up is not None:
                 messages.append({"role": "user", "content": follow_up})
@@ -53,16 +53,16 @@ class Generator:
         """All rollouts at once; one outcome each, in order."""
         async with self._proxy.serving():
             rollouts = [
-                self._roll_out(question, f"{index}_{repetition}")
+                self._roll_out(question, f"{index}_{repetition}", seed=100 * index + repetition)
                 for index, question in enumerate(questions)
                 for repetition in range(repetitions)
             ]
             return await asyncio.gather(*rollouts)
 
-    async def _roll_out(self, question: str, trajectory_id: str) -> TraceOutcome:
+    async def _roll_out(self, question: str, trajectory_id: str, seed: int) -> TraceOutcome:
         trace = Trace()
         async with self._proxy.register(trace, session_id=f"rollout-{trajectory_id}", cache_salt="weights-0") as handle:
-            messages = await run_agent(handle.base_url, self._model, question)
+            messages = await run_agent(handle.base_url, self._model, question, seed)
         return handle.outcome(reward=judge(messages), trajectory_id=trajectory_id)
 
 
