@@ -53,7 +53,7 @@ class Generator:
         """All rollouts at once; one outcome each, in order."""
         async with self._proxy.serving():
             rollouts = [
-                self._roll_out(question, f"{index}_{repetition}", seed=100 * index + repetition)
+                self._roll_out(question, f"{index}_{repetition}", seed=100 * index + repetition + 2)
                 for index, question in enumerate(questions)
                 for repetition in range(repetitions)
             ]
