@@ -178,14 +178,14 @@ class Proxy:
         raw = end_to_end(scope["headers"])
         client = scope.get("client")
         forwarded(raw, client[0] if client else None, scope["scheme"])
-        is_declared = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
-        is_chunked = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+        names = {name for name, _ in scope["headers"]}
+        is_chunked = b"transfer-encoding" in names
         exchange: Exchange
         pump = Pump(
             receive,
             lambda error: exchange.interrupt(error),
             length=None if is_chunked else content_length(scope["headers"]),
-            is_declared=is_declared,
+            is_declared=is_chunked or b"content-length" in names,
             max_body_bytes=self._settings.max_body_bytes,
             max_held_bytes=self._settings.max_held_body_bytes,
             has_left=scope.get(HAS_LEFT),
