@@ -207,7 +207,8 @@ async def test_a_client_that_leaves_ends_its_request_at_once(client: Any, stream
 async def test_more_than_the_most_wait(serving: Any) -> None:
     async with serving(max_running_requests=2) as client:
         tasks = [await started(client, rid) for rid in "ab"]
-        third = asyncio.create_task(client.generate(input_ids=PROMPT, sampling_params={"max_new_tokens": 1}))
+        # an abort takes every rid that begins so, as SGLang does: the third must not get one at random
+        third = asyncio.create_task(client.generate(rid="c", input_ids=PROMPT, sampling_params={"max_new_tokens": 1}))
         await client.until(lambda: client.engine.waiting_requests)
         assert client.engine.running_requests == 2
         await client.post("/abort_request", {"rid": "a"})
