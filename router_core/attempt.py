@@ -135,6 +135,15 @@ class _Relay:
         self._attempts.touch(self._attempt)
         return chunk
 
+    def take_whole(self) -> bytes | None:
+        """Everything at once, if it is all there and nothing of it was read: the attempt has ended then."""
+        if self._attempt.outcome is not None or (body := self._incoming.take_whole()) is None:
+            return None
+        self._is_whole = True
+        self._attempts.touch(self._attempt)
+        self._attempts.end(self._attempt, _passed(self._attempt))
+        return body
+
     async def aclose(self) -> None:
         """Somebody gave the answer up."""
         self._attempts.end(self._attempt, given_up(self._attempt))

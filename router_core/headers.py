@@ -91,10 +91,10 @@ def named_by_connection(raw: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
 def end_to_end(raw: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
     """The fields that pass on, lower-cased and in order: no hop-by-hop one, none that Connection names."""
     lowered = [(field.lower(), value) for field, value in raw]
-    dropped = HOP_BY_HOP
-    if any(field == b"connection" for field, _ in lowered):
-        dropped = HOP_BY_HOP | named_by_connection(lowered)
-    return [pair for pair in lowered if pair[0] not in dropped]
+    kept = [pair for pair in lowered if pair[0] not in HOP_BY_HOP]
+    if len(kept) < len(lowered) and (named := named_by_connection(lowered)):
+        kept = [pair for pair in kept if pair[0] not in named]
+    return kept
 
 
 _UNFIT_IN_NAMES = re.compile(rb'[\x00-\x20\x7f-\xff"(),/:;<=>?@\[\\\]{}]')
@@ -103,9 +103,9 @@ _UNFIT_IN_VALUES = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 def is_fit_to_send(raw: RawHeaders) -> bool:
     """Whether every name is a token and no value holds a control character (RFC 9110, section 5)."""
-    names = b"".join(name for name, _ in raw)
-    values = b"".join(value for _, value in raw)
-    return not _UNFIT_IN_NAMES.search(names) and not _UNFIT_IN_VALUES.search(values) and all(name for name, _ in raw)
+    names = [name for name, _ in raw]
+    values = [value for _, value in raw]
+    return all(names) and not _UNFIT_IN_NAMES.search(b"".join(names)) and not _UNFIT_IN_VALUES.search(b"".join(values))
 
 
 def content_length(raw: Iterable[tuple[bytes, bytes]]) -> int | None:
@@ -115,25 +115,6 @@ def content_length(raw: Iterable[tuple[bytes, bytes]]) -> int | None:
         return None
     value = values.pop()
     return int(value) if value.isdigit() else None
-
-
-def forwarded(raw: RawHeaders, client_host: str | None, scheme: str) -> None:
-    """Appends this hop to ``X-Forwarded-For`` and states proto and host where no earlier proxy did.
-
-    Changes ``raw`` in place; reads the client's Host field, so it runs before Host is rewritten.
-    """
-    names = {field for field, _ in raw}
-    if client_host:
-        earlier = [value for field, value in raw if field == b"x-forwarded-for"]
-        if earlier:
-            raw[:] = [pair for pair in raw if pair[0] != b"x-forwarded-for"]
-        raw.append((b"x-forwarded-for", b", ".join([*earlier, client_host.encode("latin-1")])))
-    if b"x-forwarded-proto" not in names:
-        raw.append((b"x-forwarded-proto", scheme.encode()))
-    if b"x-forwarded-host" not in names:
-        host = next((value for field, value in raw if field == b"host"), None)
-        if host is not None:
-            raw.append((b"x-forwarded-host", host))
 
 
 _date: tuple[int, bytes] = (0, b"")
@@ -146,6 +127,47 @@ def http_date() -> bytes:
     if _date[0] != now:
         _date = (now, formatdate(now, usegmt=True).encode())
     return _date[1]
+
+
+_LOOKED_AT = HOP_BY_HOP | {b"date", b"server", b"content-length"}
+
+
+def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeaders, int | None]:
+    """An answer's fields as they leave, and the length of its body where one is declared.
+
+    Lower-case, no hop-by-hop one, exactly one Date and one Server: the first that came, else ours. Raises ValueError
+    for fields that no server could send.
+    """
+    if not is_fit_to_send(raw):
+        raise ValueError("no header fields")
+    fields: RawHeaders = []
+    length: int | None = None
+    has_date = has_server = False
+    for name, value in raw:
+        name = name.lower()
+        if name in _LOOKED_AT:
+            if name == b"date":
+                if has_date:
+                    continue
+                has_date = True
+            elif name == b"server":
+                if has_server:
+                    continue
+                has_server = True
+            elif name == b"content-length":
+                if not may_have_length:
+                    continue  # it would be that of another answer's body
+                if length is not None or not value.isdigit():
+                    raise ValueError("no content length")
+                length = int(value)
+            else:
+                continue
+        fields.append((name, value))
+    if not has_date:
+        fields.append((b"date", http_date()))
+    if not has_server:
+        fields.append((b"server", SERVER))
+    return fields, length
 
 
 def one_date_and_server(raw: RawHeaders) -> RawHeaders:

@@ -247,6 +247,11 @@ class Exchange:
         """How to stop the task that runs this exchange; None once it has ended."""
         self._interrupt = stop
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether there is an interruption that nobody has taken."""
+        return self._pending is not None
+
     def take_interruption(self) -> RouterError | None:
         """The interruption, once: whoever takes it acts on it."""
         pending, self._pending = self._pending, None

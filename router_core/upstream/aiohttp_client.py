@@ -235,6 +235,10 @@ class _Exchange:
         self._finish()
         return b""
 
+    def take_whole(self) -> bytes | None:
+        """aiohttp does not say how much of a body is there."""
+        return None
+
     def _finish(self) -> None:
         if self._upload is not None and (not self._upload.done() or _failure(self._upload) is not None):
             self.close()  # answered before it read the request: the connection holds half of it
