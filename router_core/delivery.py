@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router_core.errors import PluginError, Reject
 from router_core.headers import RawHeaders, fields_to_send
-from router_core.inbound import Inbound
+from router_core.inbound import Inbound, Room
 from router_core.plan import Plan, observe
 from router_core.types import Answer, Exchange
 
@@ -35,10 +35,15 @@ class Delivery:
         """Whether the head has left: from here on an error can only break the transfer."""
         self.is_whole = False
 
-    async def prepare(self, answer: Answer) -> None:
-        """Collects an answer of unknown length for a client that knows no chunks. Raises WorkerFault, Reject."""
+    @property
+    def knows_chunks(self) -> bool:
+        """Whether the client does."""
+        return self._inbound.http_version != "1.0"
+
+    async def collect(self, answer: Answer) -> None:
+        """An answer of unknown length, for a client that knows no chunks. Raises WorkerFault, Reject."""
         self.answer = answer
-        if self._inbound.http_version == "1.0" and "content-length" not in answer.headers and self._has_body(answer):
+        if "content-length" not in answer.headers and self._has_body(answer):
             try:
                 answer.set_body(await answer.body(self._max_collected_bytes))
             except Reject as error:
@@ -47,16 +52,19 @@ class Delivery:
 
     async def send(self, answer: Answer) -> None:
         """Sends it whole. Raises PluginError for a head that no server could send, and what breaks the body off."""
-        await self.prepare(answer)  # a hook may have wrapped it
+        self.answer = answer
+        if not self.knows_chunks:
+            await self.collect(answer)  # a hook may have wrapped it
         fields, length = _checked(answer)
         body = answer.arrived_body()
         if body is not None:
-            await self._send_whole(answer, fields, length, body)
+            if (room := self._send_whole(answer, fields, length, body)) is not None:
+                await room
         else:
             await self._send_pieces(answer, fields, length)
         self.is_whole = True
 
-    async def _send_whole(self, answer: Answer, fields: RawHeaders, length: int | None, body: bytes) -> None:
+    def _send_whole(self, answer: Answer, fields: RawHeaders, length: int | None, body: bytes) -> Room:
         if not self._has_body(answer):
             body = b""
         elif length is None:
@@ -66,8 +74,7 @@ class Delivery:
         if body and self._observers:
             self._observe(body)
         self.has_begun = True
-        if (room := self._inbound.whole(answer.status, fields, body)) is not None:
-            await room
+        return self._inbound.whole(answer.status, fields, body)
 
     async def _send_pieces(self, answer: Answer, fields: RawHeaders, length: int | None) -> None:
         inbound, has_body, sent = self._inbound, self._has_body(answer), 0

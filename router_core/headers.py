@@ -28,6 +28,9 @@ HOP_BY_HOP = frozenset(
 SERVER = b"router-core"
 
 
+_BREAKS_NAME, _BREAKS_VALUE = re.compile(r"[ \t\r\n:]"), re.compile(r"[\r\n\0]")
+
+
 class Headers:
     """An ordered list of fields over ``raw``; names are lower-case bytes in ``raw``."""
 
@@ -54,9 +57,15 @@ class Headers:
         self.remove(name)
         self.add(name, value)
 
+    def set_raw(self, name: bytes, value: bytes) -> None:
+        """`set` with a lower-case name and a value that are known to be fit to send."""
+        raw = self.raw
+        raw[:] = [pair for pair in raw if pair[0] != name]
+        raw.append((name, value))
+
     def add(self, name: str, value: str) -> None:
         """Appends one more field. Raises ValueError where the value would break the message."""
-        if not name or any(c in name for c in " \t\r\n:") or any(c in value for c in "\r\n\0"):
+        if not name or _BREAKS_NAME.search(name) or _BREAKS_VALUE.search(value):
             raise ValueError(f"not a header field: {name!r}: {value!r}")
         self.raw.append((name.lower().encode("latin-1"), value.encode("latin-1")))
 
@@ -88,11 +97,10 @@ def named_by_connection(raw: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
     return names
 
 
-def end_to_end(raw: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
-    """The fields that pass on, lower-cased and in order: no hop-by-hop one, none that Connection names."""
-    lowered = [(field.lower(), value) for field, value in raw]
-    kept = [pair for pair in lowered if pair[0] not in HOP_BY_HOP]
-    if len(kept) < len(lowered) and (named := named_by_connection(lowered)):
+def end_to_end(raw: RawHeaders) -> RawHeaders:
+    """The fields that pass on, in order: no hop-by-hop one, none that Connection names. ``raw`` has lower-case names."""
+    kept = [pair for pair in raw if pair[0] not in HOP_BY_HOP]
+    if len(kept) < len(raw) and (named := named_by_connection(raw)):
         kept = [pair for pair in kept if pair[0] not in named]
     return kept
 
@@ -143,8 +151,10 @@ def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeader
     fields: RawHeaders = []
     length: int | None = None
     has_date = has_server = False
-    for name, value in raw:
-        name = name.lower()
+    if (names := b"".join([name for name, _ in raw])) != names.lower():
+        raw = [(name.lower(), value) for name, value in raw]
+    for pair in raw:
+        name, value = pair
         if name in _LOOKED_AT:
             if name == b"date":
                 if has_date:
@@ -162,7 +172,7 @@ def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeader
                 length = int(value)
             else:
                 continue
-        fields.append((name, value))
+        fields.append(pair)
     if not has_date:
         fields.append((b"date", http_date()))
     if not has_server:

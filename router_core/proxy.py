@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router_core import debug
-from router_core.attempt import Attempts
+from router_core.attempt import Attempts, passed
 from router_core.clock import Clock
 from router_core.delivery import Delivery
 from router_core.errors import ClientLeft, Reject
@@ -34,6 +34,9 @@ from router_core.workers import WorkerTable
 log = logging.getLogger("router_core")
 
 
+UNKNOWN = Outcome(OutcomeKind.FAILED, 500, "internal_error")
+
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     """What a new exchange is served by, to its end: the plans, and who holds the work it starts."""
@@ -41,21 +44,6 @@ class Serving:
     plans: Plans
     tasks: Tasks
     in_use: InUse
-
-
-class _Services:
-    """`ExchangeServices` of one plan."""
-
-    __slots__ = ("_plan", "_tasks")
-
-    def __init__(self, plan: Plan, tasks: Tasks) -> None:
-        self._plan, self._tasks = plan, tasks
-
-    def settings_of(self, plugin: object) -> Any:
-        return self._plan.settings_of(plugin)
-
-    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> object:
-        return self._tasks.spawn(work, name=name)
 
 
 class Proxy:
@@ -77,6 +65,7 @@ class Proxy:
         self._settings = settings
         self.serving = serving
         self._sessions = sessions
+        self._session_headers = {name.lower().encode(): None for name in settings.session_headers}
         self._attempts = Attempts(workers, upstream, holds, clock, hold_for_starting=settings.hold_for_starting_workers)
         self._clock = clock
         self._prefix = uuid.uuid4().hex[:8]
@@ -87,13 +76,6 @@ class Proxy:
     async def serve(self, inbound: Inbound, session_id: str | None = None) -> None:
         """Runs one exchange. ``session_id`` is given for a turn below ``/sessions/{id}/``."""
         serving = self.serving
-        serving.in_use.enter()
-        try:
-            await self._run(inbound, session_id, serving)
-        finally:
-            serving.in_use.leave()
-
-    async def _run(self, inbound: Inbound, session_id: str | None, serving: Serving) -> None:
         head = RequestHead(inbound.headers, inbound.client_host, inbound.scheme)
         upload = Upload(
             length=head.content_length,
@@ -112,9 +94,10 @@ class Proxy:
         except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
             await self._refuse(exchange, error, inbound, serving.plans.nothing)
             return
+        serving.in_use.enter()
         delivery = Delivery(exchange, plan, inbound, max_collected_bytes=self._settings.max_collected_bytes)
         self.running.add(exchange)
-        outcome = Outcome(OutcomeKind.FAILED, 500, "internal_error")
+        outcome = UNKNOWN
         try:
             outcome = await self._serve(exchange, plan, upload, inbound, delivery)
         except asyncio.CancelledError:
@@ -131,10 +114,13 @@ class Proxy:
             if delivery.has_begun and not delivery.is_whole:
                 inbound.break_off()
             inbound.close()
-            if delivery.is_whole and exchange.outliving is None:
-                self._end(exchange, plan, outcome)
-            else:
-                await self._end_amid(exchange, plan, outcome, delivery)
+            try:
+                if delivery.is_whole and exchange.outliving is None:
+                    self._end(exchange, plan, outcome)
+                else:
+                    await self._end_amid(exchange, plan, outcome, delivery)
+            finally:
+                serving.in_use.leave()
 
     def cut(self) -> None:
         """Stops every exchange that runs: a 503 where nothing of an answer has left, else a broken transfer."""
@@ -163,19 +149,26 @@ class Proxy:
             check_session_id(session_id)
             session = self._sessions.require(session_id)
         else:
-            for name in self._settings.session_headers:
-                if (session_id := exchange.request.headers.get(name)) is not None:
-                    session = self._sessions.get(session_id)
-                    break
+            session_id = self._named_session(exchange.request.headers)
+            if session_id is not None:
+                session = self._sessions.get(session_id)
         exchange.session_id = session_id
         profile, switches = exchange.switches
         if profile is None and session is not None:
             profile = session.profile
-        plan = serving.plans.of(profile, switches)
+        plan = serving.plans.of_exchange(profile, switches)
         if session is not None:
             self._sessions.enter(session, exchange)
-        exchange.serve_by(_Services(plan, serving.tasks))
+        exchange.serve_by(plan.settings_of, serving.tasks.spawn)
         return plan
+
+    def _named_session(self, headers: Headers) -> str | None:
+        """The id in the first of the session headers that is there."""
+        names = self._session_headers
+        found = {name: value for name, value in headers.raw if name in names}
+        if not found:
+            return None
+        return headers.get(next(name for name in names if name in found).decode())
 
     # ------------------------------------------------------------------------------------------------------- serving
     async def _serve(
@@ -190,8 +183,14 @@ class Proxy:
             try:
                 if (opening := inbound.open(upload, exchange.interrupt)) is not None:
                     await opening
-                answer = await self._answer(exchange, plan)
-                await delivery.prepare(answer)
+                if (identity := plan.identify(exchange)) is not None:
+                    exchange.identity = identity
+                answer = await plan.request_start(exchange)
+                if answer is None:
+                    answer = await plan.around_upstream(exchange, lambda e: self._attempts.make(e, plan))
+                delivery.answer = answer
+                if not delivery.knows_chunks:
+                    await delivery.collect(answer)
                 outcome = _outcome(exchange, answer)
             except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
                 answer, outcome = await self._failed(exchange, error, answer)
@@ -200,15 +199,6 @@ class Proxy:
             return await self._deliver(exchange, plan, answer, outcome, delivery)
         except ClientLeft as error:
             return outcome_of(error)
-
-    async def _answer(self, exchange: Exchange, plan: Plan) -> Answer:
-        identity = plan.identify(exchange)
-        if identity is not None:
-            exchange.identity = identity
-        answer = await plan.request_start(exchange)
-        if answer is None:
-            answer = await plan.around_upstream(exchange, lambda e: self._attempts.make(e, plan))
-        return answer
 
     async def _deliver(
         self, exchange: Exchange, plan: Plan, answer: Answer, outcome: Outcome, delivery: Delivery
@@ -250,7 +240,7 @@ class Proxy:
 
     def _stamp(self, exchange: Exchange, plan: Plan, answer: Answer) -> None:
         if exchange.worker is not None and answer.error_code is None:
-            answer.headers.set("x-router-worker", exchange.worker.url)
+            answer.headers.set_raw(b"x-router-worker", exchange.worker.url.encode())
         if exchange.is_debugged:
             debug.show(exchange, answer, plan.names, self._clock.now())
 
@@ -306,7 +296,7 @@ def _outcome(exchange: Exchange, answer: Answer) -> Outcome:
     status = answer.status if isinstance(answer.status, int) else 0  # what is none is refused when it is delivered
     if status >= 400 and not exchange.attempts:
         return Outcome(OutcomeKind.REJECTED, status, answer.error_code)
-    return Outcome(OutcomeKind.WORKER_ERROR if status >= 500 else OutcomeKind.OK, status)
+    return passed(status)
 
 
 async def _give_up(answer: Answer) -> None:

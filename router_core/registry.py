@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
@@ -277,12 +278,12 @@ def _by_position(function: Callable[..., Any], taken: tuple[str, ...], spec: tup
     """The implementation as a function of all the hook's arguments in order; it may have asked for fewer."""
     if taken == spec:
         return function
-    places = [spec.index(argument) for argument in taken]
-
-    def call(*args: Any) -> Any:
-        return function(*(args[place] for place in places))
-
-    return call
+    if not taken:
+        return lambda *args: function()
+    chosen = itemgetter(*(spec.index(argument) for argument in taken))
+    if len(taken) == 1:
+        return lambda *args: function(chosen(args))
+    return lambda *args: function(*chosen(args))
 
 
 # ------------------------------------------------------------------------------------------------- --middleware-paths

@@ -6,7 +6,7 @@ a hook's contract says so.
 
 from router_core.types.answer import MAX_COLLECTED_BYTES, Answer
 from router_core.types.attempt import Attempt, Outcome, OutcomeKind
-from router_core.types.exchange import Decision, Exchange, ExchangeServices, Identity, Session
+from router_core.types.exchange import Decision, Exchange, Identity, Session
 from router_core.types.experts import ROUTED_EXPERTS, RoutedExperts
 from router_core.types.request import BodySource, Request
 from router_core.types.state import State, StateKey
@@ -20,7 +20,6 @@ __all__ = [
     "BodySource",
     "Decision",
     "Exchange",
-    "ExchangeServices",
     "Identity",
     "Outcome",
     "OutcomeKind",
