@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 from router_core.access import DATA_ADDRESS, Access
+from router_core.asgi_inbound import BROKEN, AsgiInbound, Broken
 from router_core.errors import Reject
 from router_core.headers import one_date_and_server
 from router_core.in_use import InUse
-from router_core.asgi_inbound import BROKEN, AsgiInbound, Broken
 from router_core.proxy import Proxy
 from router_core.types import Answer
 

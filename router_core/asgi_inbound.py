@@ -50,6 +50,7 @@ class AsgiInbound:
         self._receive = receive
         self._send = send
         self._has_left: Callable[[], bool] | None = scope.get(HAS_LEFT)
+        self._task = asyncio.current_task()
         self._reading: asyncio.Task[None] | None = None
 
     # --------------------------------------------------------------------------------------------------------- the body
@@ -98,6 +99,10 @@ class AsgiInbound:
                     raise ClientLeft("the client closed its connection") from None
                 if (refusal := self._upload.overdue()) is not None:
                     raise refusal from None
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
     def close(self) -> None:
         self._has_left = None

@@ -108,7 +108,7 @@ class Delivery:
 
 
 def _checked(answer: Answer) -> tuple[RawHeaders, int | None]:
-    """The head's fields, and the length of the body that they declare. Raises PluginError where a plugin made it impossible."""
+    """The head's fields, and the length of the body that they declare. Raises PluginError where none can be sent."""
     status = answer.status
     if isinstance(status, bool) or not isinstance(status, int) or not 200 <= status <= 599:
         raise PluginError("?", "response_start", f"no status: {status!r}")

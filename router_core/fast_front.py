@@ -32,6 +32,9 @@ COPIED_BYTES = 64 * 1024
 class FastProtocol(Protocol):
     """One client's connection."""
 
+    cycle: Any
+    """`FastCycle`, or uvicorn's own."""
+
     def __init__(self, front: Front, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._front = front
@@ -50,12 +53,12 @@ class FastProtocol(Protocol):
             self._to_the_app()
             return
         former, cycle = self.cycle, FastCycle(self, turn[0], url.query or b"", turn[1])
-        self.cycle = cycle  # type: ignore[assignment]  # it has what uvicorn asks of a cycle
+        self.cycle = cycle
         if former is None or former.response_complete:
             self._serve(cycle)
         else:
             self.flow.pause_reading()
-            self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]  # the same
+            self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]  # it has what uvicorn asks of a cycle
         if self.parser.should_upgrade():
             self._note_framing()
 
@@ -81,7 +84,7 @@ class FastProtocol(Protocol):
     # ---------------------------------------------------------------------------------------------------- its exchanges
     def _serve(self, cycle: FastCycle) -> None:
         self._serving = cycle
-        task = self.loop.create_task(self._front.proxy.serve(cycle, cycle.session_id))
+        task = cycle.task = self.loop.create_task(self._front.proxy.serve(cycle, cycle.session_id))
         self.tasks.add(task)
         task.add_done_callback(cycle.served)
 
@@ -96,6 +99,7 @@ class FastProtocol(Protocol):
             if self.timeout_keep_alive_task is None:
                 self._look_in(self.timeout_keep_alive)
             return
+        cycle: Any
         cycle, app = self.pipeline.pop()
         if isinstance(cycle, FastCycle):
             self._serve(cycle)
@@ -110,7 +114,7 @@ class FastProtocol(Protocol):
         if self._serving is not None:
             self._serving.lose()
 
-    # ------------------------------------------------------------------- keep-alive: a timer that is not moved each time
+    # ------------------------------------------------------------------ keep-alive: a timer that is not moved each time
     def _unset_keepalive_if_required(self) -> None:
         """It looks by itself whether the connection is idle."""
 
@@ -160,6 +164,7 @@ class FastCycle:
         "response_started",
         "scheme",
         "session_id",
+        "task",
     )
 
     message_event = _NoEvent()
@@ -187,6 +192,8 @@ class FastCycle:
         self._has_come: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_chunked = False
+        self.task: asyncio.Task[None] | None = None
+        """What serves it, once it is its turn."""
 
     # -------------------------------------------------------------------------------------------------------- the body
     def open(self, upload: Upload, interrupt: Callable[[RouterError], None]) -> Awaitable[None] | None:
@@ -275,6 +282,10 @@ class FastCycle:
         self.disconnected = True
         if self._upload is not None:
             self._give_up(self._upload, ClientLeft("the client closed its connection"))
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
     def close(self) -> None:
         self._interrupt = _nobody

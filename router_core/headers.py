@@ -98,7 +98,7 @@ def named_by_connection(raw: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
 
 
 def end_to_end(raw: RawHeaders) -> RawHeaders:
-    """The fields that pass on, in order: no hop-by-hop one, none that Connection names. ``raw`` has lower-case names."""
+    """Those of lower-case fields that pass on, in order: no hop-by-hop one, none that Connection names."""
     kept = [pair for pair in raw if pair[0] not in HOP_BY_HOP]
     if len(kept) < len(raw) and (named := named_by_connection(raw)):
         kept = [pair for pair in kept if pair[0] not in named]

@@ -30,11 +30,14 @@ class Inbound(Protocol):
     client_host: str | None
 
     def open(self, upload: Upload, interrupt: Callable[[RouterError], None]) -> Awaitable[None] | None:
-        """From now on ``upload`` is fed, and ``interrupt`` is told ClientLeft, or the Reject of a body that is too long.
+        """From now on ``upload`` is fed, and ``interrupt`` told ClientLeft, or the Reject of a body that is too long.
 
         What it gives is awaited until the first piece is there, which is the whole of most bodies; None: it is.
         Raises ClientLeft, Reject, at once or awaited.
         """
+
+    def cancel(self) -> None:
+        """Cancels the task that serves it."""
 
     def close(self) -> None:
         """The exchange is over: nobody is to be told any more."""

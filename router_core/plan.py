@@ -78,7 +78,9 @@ class Plan:
         self.plugins = tuple(plugins)
         self._timeout_s = hook_timeout_s
         self._wraps = tuple(wraps)
-        self._settings = {id(plugin.instance): (overrides or {}).get(plugin.name, plugin.settings) for plugin in plugins}
+        self._settings = {
+            id(plugin.instance): (overrides or {}).get(plugin.name, plugin.settings) for plugin in plugins
+        }
         self._weights = {plugin.name: getattr(self._settings[id(plugin.instance)], "weight", 1.0) for plugin in plugins}
         self._identify = self._calls("identify")
         self._request_start = self._calls("request_start")
@@ -341,16 +343,17 @@ def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Coroutine[Any, A
         return _failed(plugin, hook, error)
 
 
-def _failed(plugin: LoadedPlugin, hook: str, error: BaseException) -> None:
+def _failed(plugin: LoadedPlugin, hook: str, error: BaseException) -> Any:
     """What a hook raised: passed on where it may raise that, else the failure of its plugin.
 
-    Returns where the plugin is to be skipped.
+    Returns None where the plugin is to be skipped.
     """
     if isinstance(error, PASSING if hook in ASYNC else Reject) or _is_cancelled(error):
         raise error
     failure = plugin.failed(hook, error)
     if plugin.on_error != "skip":
         raise failure from error
+    return None
 
 
 def _refuse(plugin: LoadedPlugin, hook: str, fault: str) -> None:

@@ -6,9 +6,8 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from router_core import debug
 from router_core.attempt import Attempts, passed
@@ -22,7 +21,7 @@ from router_core.in_use import InUse
 from router_core.inbound import Inbound
 from router_core.plan import Plan
 from router_core.plans import Plans
-from router_core.request_head import RequestHead
+from router_core.request_head import RequestHead, SessionHeaders
 from router_core.sessions import SessionTable, check_session_id
 from router_core.settings import RouterSettings
 from router_core.tasks import Tasks
@@ -65,7 +64,7 @@ class Proxy:
         self._settings = settings
         self.serving = serving
         self._sessions = sessions
-        self._session_headers = {name.lower().encode(): None for name in settings.session_headers}
+        self._session_headers = SessionHeaders(settings.session_headers)
         self._attempts = Attempts(workers, upstream, holds, clock, hold_for_starting=settings.hold_for_starting_workers)
         self._clock = clock
         self._prefix = uuid.uuid4().hex[:8]
@@ -76,7 +75,7 @@ class Proxy:
     async def serve(self, inbound: Inbound, session_id: str | None = None) -> None:
         """Runs one exchange. ``session_id`` is given for a turn below ``/sessions/{id}/``."""
         serving = self.serving
-        head = RequestHead(inbound.headers, inbound.client_host, inbound.scheme)
+        head = RequestHead(inbound.headers, inbound.client_host, inbound.scheme, self._session_headers)
         upload = Upload(
             length=head.content_length,
             is_declared=head.is_declared,
@@ -90,7 +89,7 @@ class Proxy:
         try:
             if self._settings.debug_header:
                 exchange.is_debugged = debug.is_wanted(head.debug)
-            plan = self._enter(exchange, session_id, serving)
+            plan = self._enter(exchange, session_id, head.session_id, serving)
         except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
             await self._refuse(exchange, error, inbound, serving.plans.nothing)
             return
@@ -134,14 +133,12 @@ class Proxy:
     @staticmethod
     async def _refuse(exchange: Exchange, error: Exception, inbound: Inbound, nothing: Plan) -> None:
         """Answers a request for which no plan could be found."""
-        try:
+        with suppress(ClientLeft):
             await Delivery(exchange, nothing, inbound, max_collected_bytes=0).send(answer_for(error, exchange))
-        except ClientLeft:
-            pass
 
     # ----------------------------------------------------------------------------------------------------- beginning
-    def _enter(self, exchange: Exchange, session_id: str | None, serving: Serving) -> Plan:
-        """Finds session, profile and plan. Raises Reject."""
+    def _enter(self, exchange: Exchange, session_id: str | None, named: str | None, serving: Serving) -> Plan:
+        """Finds session (by its path, or as a header ``named`` it), profile and plan. Raises Reject."""
         if self.is_stopping:
             raise Reject(503, SHUTTING_DOWN, "the router stops and takes no new request", retry_after_s=1)
         session = None
@@ -149,7 +146,7 @@ class Proxy:
             check_session_id(session_id)
             session = self._sessions.require(session_id)
         else:
-            session_id = self._named_session(exchange.request.headers)
+            session_id = named
             if session_id is not None:
                 session = self._sessions.get(session_id)
         exchange.session_id = session_id
@@ -162,22 +159,12 @@ class Proxy:
         exchange.serve_by(plan.settings_of, serving.tasks.spawn)
         return plan
 
-    def _named_session(self, headers: Headers) -> str | None:
-        """The id in the first of the session headers that is there."""
-        names = self._session_headers
-        found = {name: value for name, value in headers.raw if name in names}
-        if not found:
-            return None
-        return headers.get(next(name for name in names if name in found).decode())
-
     # ------------------------------------------------------------------------------------------------------- serving
     async def _serve(
         self, exchange: Exchange, plan: Plan, upload: Upload, inbound: Inbound, delivery: Delivery
     ) -> Outcome:
         """Runs the hooks, gets an answer and delivers it; says how the exchange ended."""
-        task = asyncio.current_task()
-        assert task is not None  # a coroutine that runs has a task
-        exchange.on_interrupt(task.cancel)
+        exchange.on_interrupt(inbound.cancel)
         try:
             answer: Answer | None = None
             try:
@@ -221,9 +208,7 @@ class Proxy:
         return outcome
 
     @staticmethod
-    async def _failed(
-        exchange: Exchange, error: BaseException | None, answer: Answer | None
-    ) -> tuple[Answer, Outcome]:
+    async def _failed(exchange: Exchange, error: BaseException | None, answer: Answer | None) -> tuple[Answer, Outcome]:
         """What is answered in place of an answer, if there was one already.
 
         Raises ClientLeft, and what ends more than this exchange.

@@ -13,8 +13,8 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from importlib.metadata import EntryPoint, entry_points
+from operator import itemgetter
 from typing import Any, Literal
 
 import pluggy

@@ -1,6 +1,8 @@
-"""A client's header fields, looked at once: what goes on to the worker, how the body is framed, what is for the router."""
+"""A client's header fields, looked at once: what goes on to the worker, the body's framing, what is for the router."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from router_core.headers import HOP_BY_HOP, RawHeaders, named_by_connection
 
@@ -13,6 +15,19 @@ _DROPPED = HOP_BY_HOP | {_HOST, _LENGTH, b"expect", _PLUGINS, _PROFILE, _DEBUG, 
 _LOOKED_AT = _DROPPED | {_PROTO, _FORWARDED_HOST}
 
 
+class SessionHeaders:
+    """The fields that may name a session; the first of them that is there does."""
+
+    __slots__ = ("looked_at", "places")
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.places = {name.lower().encode(): place for place, name in reversed(list(enumerate(names)))}
+        self.looked_at = _LOOKED_AT | self.places.keys()
+
+
+NO_SESSIONS = SessionHeaders(())
+
+
 class RequestHead:
     """``fields`` are the end-to-end ones, in order, with this hop in ``X-Forwarded-For`` (RFC 9110, section 7.6).
 
@@ -20,9 +35,11 @@ class RequestHead:
     of the worker writes its own.
     """
 
-    __slots__ = ("content_length", "debug", "fields", "is_declared", "plugins", "profile")
+    __slots__ = ("content_length", "debug", "fields", "is_declared", "plugins", "profile", "session_id")
 
-    def __init__(self, raw: RawHeaders, client_host: str | None, scheme: str) -> None:
+    def __init__(
+        self, raw: RawHeaders, client_host: str | None, scheme: str, session_headers: SessionHeaders = NO_SESSIONS
+    ) -> None:
         """``raw`` has lower-case names; it is left as it is."""
         fields = [pair for pair in raw if pair[0] not in _DROPPED]
         self.content_length: int | None = None
@@ -32,11 +49,15 @@ class RequestHead:
         self.profile: str | None = None
         self.plugins: str | None = None
         self.debug: str | None = None
+        self.session_id: str | None = None
+        """As a header names it."""
+        looked_at, places = session_headers.looked_at, session_headers.places
+        place = len(places)
         is_chunked = has_proto = has_forwarded_host = False
         host: bytes | None = None
         hops: list[bytes] = []
         for name, value in raw:
-            if name not in _LOOKED_AT:
+            if name not in looked_at:
                 continue
             if name == _HOST:
                 host = value if host is None else host
@@ -59,6 +80,8 @@ class RequestHead:
                 self.plugins = value.decode("latin-1")
             elif name == _DEBUG and self.debug is None:
                 self.debug = value.decode("latin-1")
+            if name in places and places[name] < place:
+                self.session_id, place = value.decode("latin-1"), places[name]
         if is_chunked:
             self.is_declared, self.content_length = True, None
         if client_host:
