@@ -195,13 +195,23 @@ class RoutedExpertsPlugin:
         answer = await call_next(exchange)
         plan = exchange.state.get(PLAN)
         if plan is not None and answer.status == 200:
-            answer.chunks = self._passing(exchange, plan, answer.chunks)
+            length = answer.headers.get("content-length") or ""
+            reader = AnswerReader(
+                plan.asked.target,
+                is_stream=plan.asked.is_stream,
+                max_bytes=self._settings.max_answer_bytes,
+                expected_bytes=int(length) if length.isdecimal() else 0,
+            )
+            answer.chunks = self._passing(exchange, plan, reader, answer.chunks)
+            if length and not (plan.asked.hidden or plan.asked.hides_sglext):
+                answer.headers.set("content-length", length)  # nothing is taken out
         return answer
 
-    async def _passing(self, exchange: Exchange, plan: Plan, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _passing(
+        self, exchange: Exchange, plan: Plan, reader: AnswerReader, chunks: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
         """The chunks as the client is to have them; the rows are there before it sees that the answer has ended."""
         asked = plan.asked
-        reader = AnswerReader(asked.target, is_stream=asked.is_stream, max_bytes=self._settings.max_answer_bytes)
         stripper = MemberStripper(*asked.hidden) if asked.hidden else None
         events = SglextFilter() if asked.hides_sglext else None
         try:

@@ -31,11 +31,11 @@ class Part:
 class AnswerReader:
     """Takes the chunks of one answer to ``target``; ``finish`` gives its parts. Memory: the ids, and ``max_bytes``."""
 
-    def __init__(self, target: str, *, is_stream: bool, max_bytes: int) -> None:
+    def __init__(self, target: str, *, is_stream: bool, max_bytes: int, expected_bytes: int = 0) -> None:
         self._target = target
         self._is_stream = is_stream
         self._max_bytes = max_bytes
-        self._scanner = ValueScanner(KEY, open_sink=open_decoder(RAW_DTYPES["sglang"]))
+        self._scanner = ValueScanner(KEY, open_sink=open_decoder(RAW_DTYPES["sglang"], expected_bytes))
         self._pieces: list[bytes | memoryview] = []
         self._size = 0
         self._gathered = Gathered()
