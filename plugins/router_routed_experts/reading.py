@@ -123,5 +123,5 @@ class AnswerReader:
 
 
 def has_escaped_name(body: bytes) -> bool:
-    """Whether JSON spells the field's name so that the scanner does not see it, and its value is taken for another's."""
+    """Whether JSON spells the field's name as the scanner does not see it: its value would be taken for another's."""
     return any(orjson.loads(b'"%b"' % found[1]) == FIELD for found in ESCAPED_NAME.finditer(body))

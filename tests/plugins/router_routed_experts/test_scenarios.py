@@ -210,7 +210,7 @@ async def test_a_name_spelt_with_an_escape_is_not_taken_for_another_value(told: 
         body = orjson.dumps(answer(told)).replace(b"routed_experts", b"routed\\u005fexperts")
         body = body[:-1] + b',"other":{"routed_experts":"' + raw_text(numbered(0, 8)).encode() + b'"}}'
         router.worker.handler = reply(body)
-        got = await router.ask("/generate", input_ids=[0, 1, 2, 3, 4], return_routed_experts=True)
+        got = await router.ask("/generate", input_ids=[0, 1, 2, 3, 4], rid="r", return_routed_experts=True)
         assert got.body == body
         await router.show("r", 409)
 
