@@ -195,15 +195,15 @@ class RoutedExpertsPlugin:
         answer = await call_next(exchange)
         plan = exchange.state.get(PLAN)
         if plan is not None and answer.status == 200:
-            length = answer.headers.get("content-length") or ""
+            length = answer.headers.get("content-length")
             reader = AnswerReader(
                 plan.asked.target,
                 is_stream=plan.asked.is_stream,
                 max_bytes=self._settings.max_answer_bytes,
-                expected_bytes=int(length) if length.isdecimal() else 0,
+                expected_bytes=int(length) if length is not None and length.isdecimal() else 0,
             )
             answer.chunks = self._passing(exchange, plan, reader, answer.chunks)
-            if length and not (plan.asked.hidden or plan.asked.hides_sglext):
+            if length is not None and not (plan.asked.hidden or plan.asked.hides_sglext):
                 answer.headers.set("content-length", length)  # nothing is taken out
         return answer
 
