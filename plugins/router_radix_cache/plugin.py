@@ -174,10 +174,7 @@ class RadixCache:
         exchange.request.accept_identity()
         answer = await call_next(exchange)
         if answer.status == 200:
-            length = answer.headers.get("content-length")
             answer.chunks = self._passing(exchange, kept, answer.chunks)
-            if length is not None and not kept.hides_logprobs:
-                answer.headers.set("content-length", length)  # nothing is taken out
         return answer
 
     async def _passing(self, exchange: Exchange, kept: Kept, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

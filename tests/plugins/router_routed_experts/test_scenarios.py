@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
+from router_core import ROUTED_EXPERTS, Exchange, hookimpl
 from router_core.testing import ScriptedWorker, exchange_once, reply, reply_json
 
 from .answers import raw_text
@@ -239,3 +240,19 @@ async def test_a_request_that_is_tried_again_is_asked_for_the_same_and_shows_no_
             assert (await router.rows(f"r{number}") == rows_of([11, 12, 13, 21, 22, 23])).all()
             assert second.requests[-1].json()["return_routed_experts"] is True
         assert shown.get("x-router-worker") == second.url
+
+
+async def test_the_rows_are_there_once_the_client_has_the_last_byte() -> None:
+    seen = []
+
+    class Watch:
+        @hookimpl
+        def response_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+            seen.append((chunk[-1:], exchange.state.get(ROUTED_EXPERTS) is not None))
+
+    async with routed(settings=NUMBERED, classes=[Watch]) as router:
+        await passed(router, answer(raw_text(numbered(0, 8))))
+        assert seen[-1] == (b"}", True)
+        router.worker.handler = reply(b"")
+        await router.ask("/generate", input_ids=[1, 2], rid="none", return_routed_experts=True)
+        assert (await router.reason("none")).startswith("unreadable: ")
