@@ -19,7 +19,7 @@ def known_start(match: Match, text: bytes, bytes_of: BytesOf) -> tuple[PackedTok
 
     An answer may end with more than its text shows: a stop that was cut off, an end-of-turn token. Where the text goes
     on with just that, it is kept, since it was sampled. Where it does not, it is left out: the worker would see what
-    the client's text does not say. A text of which nothing was sampled is encoded, whoever sent which ids for it before.
+    the client's text does not say. A text of which nothing was sampled is encoded, whoever sent ids for it before.
     """
     tokens = match.reusable().packed()
     if not tokens.spans:
