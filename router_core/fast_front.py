@@ -58,6 +58,7 @@ class FastProtocol(Protocol):
             self._serve(cycle)
         else:
             self.flow.pause_reading()
+            self.loop.call_later(FULL_S, self._look_whether_left)
             self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]  # it has what uvicorn asks of a cycle
         if self.parser.should_upgrade():
             self._note_framing()
@@ -80,6 +81,14 @@ class FastProtocol(Protocol):
             super().on_message_complete()
         elif self._framing is None:
             self.cycle.take_end()
+
+    def _look_whether_left(self) -> None:
+        """While requests wait behind one, nothing is read, and no end is seen."""
+        if self.pipeline and not self.transport.is_closing():
+            if self.has_left():
+                self.transport.abort()
+            else:
+                self.loop.call_later(FULL_S, self._look_whether_left)
 
     # ---------------------------------------------------------------------------------------------------- its exchanges
     def _serve(self, cycle: FastCycle) -> None:
