@@ -35,10 +35,12 @@ from router_core.strip import MemberStripper, without_members
 from router_core.timing import HookTime, HookTimes
 from router_core.types import (
     ROUTED_EXPERTS,
+    TOKEN_FORM,
     Answer,
     Attempt,
     Exchange,
     Identity,
+    InTokens,
     Outcome,
     OutcomeKind,
     Request,
@@ -46,6 +48,7 @@ from router_core.types import (
     Scores,
     Session,
     StateKey,
+    TokenForm,
     Worker,
     WorkerState,
 )
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 __all__ = [
     "API_VERSION",
     "ROUTED_EXPERTS",
+    "TOKEN_FORM",
     "Answer",
     "Attempt",
     "AttemptWithdrawn",
@@ -75,6 +79,7 @@ __all__ = [
     "HookTime",
     "HookTimes",
     "Identity",
+    "InTokens",
     "MalformedBody",
     "MemberStripper",
     "NoWorker",
@@ -93,6 +98,7 @@ __all__ = [
     "Session",
     "Sink",
     "StateKey",
+    "TokenForm",
     "ValueScanner",
     "Worker",
     "WorkerFault",

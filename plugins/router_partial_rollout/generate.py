@@ -11,14 +11,14 @@ from router_partial_rollout.wire import (
     Continuation,
     Finish,
     Json,
-    SegmentError,
     Span,
     as_count,
     as_ids,
     as_object,
     as_texts,
+    check_count,
     joined_spans,
-    read_spans,
+    spans_told,
     told_spans,
 )
 
@@ -33,6 +33,7 @@ FIRST = ("id", "prompt_tokens", "cached_tokens", "cached_tokens_details", "reque
 class Generate:
     """Wire of ``/generate``."""
 
+    has_text = True
     flags: Mapping[str, Any] = {}
     extra_members: Sequence[bytes] = ()
 
@@ -131,17 +132,10 @@ class Generate:
     def check_logprobs(self, body: Json, answer: Json) -> None:
         if not body.get("return_logprob"):
             return
-        told, due = _meta(answer).get("output_token_logprobs") or [], len(self.ids(answer) or ())
-        if len(told) != due:
-            raise SegmentError(f"a segment of {due} tokens has {len(told)} logprobs")
+        check_count(_meta(answer).get("output_token_logprobs"), len(self.ids(answer) or ()))
 
     def spans(self, answer: Json) -> list[Span]:
-        meta, made = _meta(answer), len(self.ids(answer) or ())
-        spans = read_spans(meta.get("weight_versions"))
-        if spans and spans[-1].end == made:
-            return spans
-        version = meta.get("weight_version")
-        return [] if version is None else [Span(str(version), 0, made)]
+        return spans_told(_meta(answer), len(self.ids(answer) or ()))
 
     def experts(self, answer: Json) -> Any:
         return _meta(answer).get("routed_experts")

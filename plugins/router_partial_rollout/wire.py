@@ -52,6 +52,9 @@ class Continuation:
 class Wire(Protocol):
     """One call of an engine. An answer is its JSON object; streamed answers are brought into the same shape."""
 
+    has_text: bool
+    """Whether answers hold text; else only ids, and the two ``text`` methods do nothing."""
+
     flags: Mapping[str, Any]
     """Keys that the first request must have so that its answer can be continued..."""
     extra_members: Sequence[bytes]
@@ -148,6 +151,48 @@ def joined_spans(first: Sequence[Span], second: Sequence[Span], offset: int) -> 
         else:
             spans.append(span)
     return spans
+
+
+def spans_told(told: Json, made: int) -> list[Span]:
+    """From ``weight_versions`` where they tell of all ``made`` tokens, else from ``weight_version``."""
+    spans = read_spans(told.get("weight_versions"))
+    if spans and spans[-1].end == made:
+        return spans
+    version = told.get("weight_version")
+    return [] if version is None else [Span(str(version), 0, made)]
+
+
+def check_count(told: Any, due: int) -> None:
+    """Raises SegmentError where there are not as many logprobs as tokens."""
+    count = len(told) if isinstance(told, list) else 0
+    if count != due:
+        raise SegmentError(f"a segment of {due} tokens has {count} logprobs")
+
+
+def only_choice(answer: Json) -> Json:
+    """The first choice; an empty object where there is none."""
+    choices = answer.get("choices")
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+
+
+def joined_usage(first: Json, second: Json) -> Json:
+    """Usage of one answer: the prompt counts once, what was made in both."""
+    usage: Json = dict(second)
+    usage.update((key, first[key]) for key in ("prompt_tokens", "prompt_tokens_details") if key in first)
+    for key in ("completion_tokens", "reasoning_tokens"):
+        if isinstance(first.get(key), int) and isinstance(second.get(key), int):
+            usage[key] = first[key] + second[key]
+    if isinstance(usage.get("prompt_tokens"), int) and isinstance(usage.get("completion_tokens"), int):
+        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+    return usage
+
+
+def with_segments(answer: Json, segments: list[Json]) -> None:
+    """Writes them into ``metadata``. The newest version stands first: who looks for the worker's version in these
+    bytes finds that one."""
+    newest = segments[-1]["weight_version"] if segments else None
+    told = {} if newest is None else {"weight_version": newest}
+    answer["metadata"] = {**told, **as_object(answer.get("metadata")), "segments": segments}
 
 
 def as_ids(value: Any) -> list[int] | None:

@@ -10,11 +10,13 @@ from router_core.types.exchange import Decision, Exchange, ExchangeServices, Ide
 from router_core.types.experts import ROUTED_EXPERTS, RoutedExperts
 from router_core.types.request import BodySource, Request
 from router_core.types.state import State, StateKey
+from router_core.types.token_form import TOKEN_FORM, InTokens, TokenForm
 from router_core.types.worker import Scores, Worker, WorkerState
 
 __all__ = [
     "MAX_COLLECTED_BYTES",
     "ROUTED_EXPERTS",
+    "TOKEN_FORM",
     "Answer",
     "Attempt",
     "BodySource",
@@ -22,6 +24,7 @@ __all__ = [
     "Exchange",
     "ExchangeServices",
     "Identity",
+    "InTokens",
     "Outcome",
     "OutcomeKind",
     "Request",
@@ -30,6 +33,7 @@ __all__ = [
     "Session",
     "State",
     "StateKey",
+    "TokenForm",
     "Worker",
     "WorkerState",
 ]

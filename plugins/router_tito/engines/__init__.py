@@ -12,10 +12,14 @@ in ``RENDERED_ELSEWHERE``, and its `Ask` then has ``prompt_ids = None``.
 
 from __future__ import annotations
 
+from router_core import Worker
+
+from .chat import ChatReader
 from .detect import KINDS, Detector, Kind, WorkerFacts
 from .interface import AnswerReader, Ask, Engine, EngineFactory, EngineServices, Reading
 from .render_vllm import VllmRender
 from .sglang import SglangChat
+from .token_form import ChatInTokens
 from .translate_sglang import SglangGenerate
 from .translate_vllm import VllmCompletions
 from .vllm import VllmChat
@@ -28,6 +32,9 @@ ENGINES: dict[str, dict[Kind, EngineFactory]] = {
 }
 """Mode -> kind of worker -> how its engine is made."""
 MODES = tuple(ENGINES)
+INJECT, TRANSLATE = "inject", "translate"
+REASONING: dict[Kind, str] = {"sglang": "reasoning_content", "vllm": "reasoning"}
+"""What workers call reasoning in a message."""
 RENDERED_ELSEWHERE = frozenset({"observe"})
 """Modes in which we give the worker no ids to generate from."""
 
@@ -53,14 +60,27 @@ class Engines:
             made = self._made[mode, kind] = factory(self._services)
         return made
 
+    def token_form(self, ask: Ask, worker: Worker, kind: Kind, taken: ChatInTokens | None) -> ChatInTokens:
+        """The turn in the worker's call for tokens; ``taken`` is the one that was gone over to already."""
+        if taken is not None:
+            return taken
+        chat, tokens = self.get(INJECT, kind), self.get(TRANSLATE, kind)
+        if not isinstance(tokens, SglangGenerate | VllmCompletions):
+            raise UnknownEngineError(f"{kind} workers have no call for tokens")
+        return ChatInTokens(self._services, chat, tokens, ask, worker, REASONING[kind])
+
 
 __all__ = [
     "ENGINES",
+    "INJECT",
     "KINDS",
     "MODES",
     "RENDERED_ELSEWHERE",
+    "TRANSLATE",
     "AnswerReader",
     "Ask",
+    "ChatInTokens",
+    "ChatReader",
     "Detector",
     "Engine",
     "EngineFactory",

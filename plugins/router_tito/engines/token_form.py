@@ -1,0 +1,184 @@
+"""An aborted chat answer in its worker's call for tokens, so that somebody can have the rest generated.
+
+The worker's own parser is lost with its answer: what it said of the beginning must be what one of ours says, and that
+one then reads the whole. Where that cannot be told for sure, there is no token form, and the abort is the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from router_core import InTokens, Reject, Worker
+from router_tito.parsers import AnswerParser, Delta
+
+from .chat import ChatReader, Json
+from .interface import AbortedPart, Ask, Engine, EngineServices
+from .shown import Shown
+from .translate_parsing import Parsing, wants_calls
+from .translate_reader import TranslatedReader
+from .translate_request import top_logprobs
+
+log = logging.getLogger(__name__)
+
+NO_CHARACTER = "\ufffd"
+PARSERS_OF = "/get_model_info"
+"""SGLang's page that names the parsers it was started with."""
+
+
+class TokenEngine(Protocol):
+    """An engine whose call generates from ids and parses nothing."""
+
+    path: bytes
+    parsing: Parsing
+
+    def call(self, ask: Ask, worker: Worker) -> Json: ...
+
+    def so_far(self, part: AbortedPart) -> Json: ...
+
+    def reader(self, ask: Ask, worker: Worker) -> TranslatedReader: ...
+
+
+class ChatInTokens:
+    """`TokenForm` of one attempt of a captured turn: ``chat`` put it to ``worker``, ``tokens`` would go on with it."""
+
+    def __init__(
+        self, services: EngineServices, chat: Engine, tokens: TokenEngine, ask: Ask, worker: Worker, reasoning_key: str
+    ) -> None:
+        self.is_taken = False
+        self._services = services
+        self._chat = chat
+        self._tokens = tokens
+        self._ask = ask
+        self._worker = worker
+        self._reasoning_key = reasoning_key
+        self._head: Json = {}
+        self._make_parser: Callable[[], AnswerParser] | None = None
+
+    async def of(self, told: bytes, *, is_stream: bool) -> InTokens | None:
+        """The answer in the other call; None, and a line in the log, where there is a doubt."""
+        try:
+            return await self._of(told, is_stream)
+        except _Doubt as doubt:
+            log.warning("an aborted answer of %s cannot be continued: %s", self._worker.url, doubt)
+            return None
+
+    def reader(self, shown_by: ChatReader | None) -> TranslatedReader:
+        """Reads the whole answer in the call for tokens, behind what another reader gave the client of it."""
+        if self._make_parser is None:
+            raise RuntimeError("nothing was put into the token form")
+        reader = self._tokens.reader(self._ask, self._worker)
+        had = None
+        if shown_by is not None and shown_by.head:
+            had = Shown(shown_by.message, self._reasoning_key, shown_by.told_tokens)
+        reader.go_on(self._make_parser(), self._head, had)
+        return reader
+
+    async def _of(self, told: bytes, is_stream: bool) -> InTokens:
+        ask = self._ask
+        if top_logprobs(ask.body):
+            raise _Doubt("the ids of its top logprobs are not told")
+        if any(_is_strict(tool) for tool in ask.body.get("tools") or ()):
+            raise _Doubt("a strict tool is a grammar, whose state is lost")
+        part, message = await self._read(told, is_stream)
+        try:
+            call = self._tokens.call(ask, self._worker)
+        except Reject as error:
+            raise _Doubt(error.message) from None
+        if part.ids:
+            self._make_parser = await self._parser_like(message, part)
+        self._head = dict(part.head)
+        return InTokens(self._tokens.path.decode(), call, self._tokens.so_far(part))
+
+    async def _read(self, told: bytes, is_stream: bool) -> tuple[AbortedPart, Json]:
+        reader = self._chat.reader(self._ask, self._worker)
+        if not isinstance(reader, ChatReader):
+            raise _Doubt("it is no chat answer")
+        if is_stream:
+            await reader.feed(told)
+            await reader.end()
+        else:
+            await reader.whole(told)
+        reading, message = reader.reading, reader.reading.message
+        ids = list(reading.completion_ids or ())
+        said = any(message.get(key) for key in (self._reasoning_key, "content", "tool_calls"))
+        logprobs = [value for value in reading.logprobs or () if value is not None]
+        if reading.fault or reading.finish_reason != "abort":
+            raise _Doubt(reading.fault or "it is no abort")
+        if len(logprobs) != len(ids) or (said and not ids):
+            raise _Doubt(f"{len(ids)} ids and {len(logprobs)} logprobs were told")
+        prompt_ids = list(self._ask.prompt_ids or ())
+        if ids and list(reading.prompt_ids or ()) != prompt_ids:
+            raise _Doubt("its prompt is not the one that was meant")
+        await self._tokens.parsing.prepare()
+        tokenizer = self._services.find_tokenizer()
+        if tokenizer is None:
+            raise _Doubt("there is no tokenizer")
+        text = await asyncio.to_thread(tokenizer.decode, ids) if ids else ""
+        return AbortedPart(reading, reader.head, prompt_ids, ids, logprobs, text), message
+
+    async def _parser_like(self, message: Json, part: AbortedPart) -> Callable[[], AnswerParser]:
+        """How to parse the whole as the worker parsed the beginning."""
+        ask = self._ask
+        if wants_calls(ask) and not await self._parses_calls():
+            ask = replace(ask, body={**ask.body, "tool_choice": "none"})
+        parsing = self._tokens.parsing
+        text = part.text.rstrip(NO_CHARACTER)
+        found = []
+        for make in parsing.parsers(ask):
+            parser = make()
+            so_far = parser.feed(text)
+            rest = parser.end()
+            shown = [parsing.visible(ask) for _ in range(2)]
+            reasoning, content = (
+                filter_.feed(said) + filter_.end()
+                for filter_, said in zip(
+                    shown, (so_far.reasoning + rest.reasoning, so_far.content + rest.content), strict=True
+                )
+            )
+            whole = Delta(reasoning, content, (*so_far.calls, *rest.calls))
+            if self._is_like(message, whole):
+                found.append((make, whole))
+        if not found or any(_key(whole) != _key(found[0][1]) for _, whole in found) or not text.strip():
+            raise _Doubt("how its worker parses answers cannot be told from its beginning")
+        return found[0][0]
+
+    def _is_like(self, message: Json, whole: Delta) -> bool:
+        """Whether a message is the beginning of another one; nothing but white space may differ around texts."""
+        reasoning = str(message.get(self._reasoning_key) or "").strip()
+        content = str(message.get("content") or "").strip()
+        names = [str((call.get("function") or {}).get("name")) for call in message.get("tool_calls") or ()]
+        due = [call.name for call in whole.calls]
+        are_calls_alike = names[: len(due)] == due[: len(names)] and len(names) <= len(due) + 1
+        return (
+            are_calls_alike
+            and whole.reasoning.strip().startswith(reasoning.rstrip(NO_CHARACTER))
+            and whole.content.strip().startswith(content.rstrip(NO_CHARACTER))
+            and not (whole.reasoning.strip() and not reasoning)
+        )
+
+    async def _parses_calls(self) -> bool:
+        """Whether the worker has a parser for tool calls; vLLM refuses tools where it has none."""
+        if self._reasoning_key == "reasoning":
+            return True
+        answer = await self._services.control.call(self._worker, "GET", PARSERS_OF, timeout_s=self._services.timeout_s)
+        told = answer.json() if answer.is_ok else None
+        if not isinstance(told, dict) or "tool_call_parser" not in told:
+            raise _Doubt("it does not say whether it parses tool calls")
+        return bool(told["tool_call_parser"])
+
+
+class _Doubt(Exception):
+    """Why there is no exact token form."""
+
+
+def _key(whole: Delta) -> tuple[Any, ...]:
+    return whole.reasoning, whole.content, [(call.name, call.arguments) for call in whole.calls]
+
+
+def _is_strict(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and bool(function.get("strict"))
