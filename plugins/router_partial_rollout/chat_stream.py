@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from router_core import event_data
 from router_partial_rollout.rollout import read_part
 from router_partial_rollout.wire import only_choice
 
-WORTHLESS = ({}, {"role": "assistant"}, {"role": "assistant", "content": ""})
+WORTHLESS: tuple[dict[str, object], ...] = ({}, {"role": "assistant"}, {"role": "assistant", "content": ""})
 """Deltas of an event that only opens a stream."""
 
 
@@ -16,9 +16,12 @@ class ChatStart:
     """Of one chat stream: events to pass on, and what was held back from the abort on.
 
     What opens a stream waits for its first token: a stream that is aborted before it is asked for again as a whole.
+    Where an abort is likely, each event waits for the next one: the last before an abort may hold what the worker's
+    parser had kept back, a half character or a half tool call, and that is then not the client's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_abort_likely: Callable[[], bool]) -> None:
+        self._is_abort_likely = is_abort_likely
         self.is_aborted = False
         self.told: list[bytes] = []
         """All events, as they came."""
@@ -29,9 +32,17 @@ class ChatStart:
     async def passing(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for event in events:
             self.told.append(event)
-            self.held.append(event)
             if self._waits(event):
-                continue
+                self.held.append(event)
+            elif self._is_abort_likely():
+                passed = self.take_held()
+                self.held.append(event)
+                if passed:
+                    yield passed
+            else:
+                self.held.append(event)
+                yield self.take_held()
+        if not self.is_aborted and self.held:
             yield self.take_held()
 
     def take_held(self) -> bytes:

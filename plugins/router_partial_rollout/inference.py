@@ -1,4 +1,7 @@
-"""vLLM's ``POST /inference/v1/generate`` (0.32): ids in, ids out, no text. It is how captured chat in mode ``render`` is asked."""
+"""vLLM's ``POST /inference/v1/generate`` (0.32): ids in, ids out, no text.
+
+It is how captured chat is asked in mode ``render``.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from router_partial_rollout.wire import (
     with_segments,
 )
 
+FIRST = ("request_id", "created", "model", "prompt_token_ids")
 EXPERTS_START = "routed_experts_prompt_start"
 
 
@@ -87,9 +91,8 @@ class Inference:
     # ------------------------------------------------------------------------------------------------------- the answer
     def ids(self, answer: Json) -> list[int] | None:
         choice = only_choice(answer)
-        return (
-            [] if choice.get("token_ids") is None and choice.get("finish_reason") else as_ids(choice.get("token_ids"))
-        )
+        found = choice.get("token_ids")
+        return [] if found is None and choice.get("finish_reason") else as_ids(found)
 
     def text(self, answer: Json) -> str:
         return ""
@@ -139,9 +142,7 @@ class Inference:
             spans = joined_spans(self.spans(whole), self.spans(part), len(first))
             choice["weight_versions"] = told_spans(spans)
         joined: Json = {**part, "choices": [choice]}
-        joined.update(
-            (key, whole[key]) for key in ("request_id", "created", "model", "prompt_token_ids") if key in whole
-        )
+        joined.update((key, whole[key]) for key in FIRST if key in whole)
         if isinstance(whole.get("usage"), dict) and isinstance(part.get("usage"), dict):
             joined["usage"] = joined_usage(whole["usage"], part["usage"])
         return joined

@@ -117,6 +117,11 @@ class Rollout:
         """Whether the answer is chat as its worker parses it, and could be gone on with in its token form."""
         return self.wire is None and TOKEN_FORM in self.exchange.state
 
+    @property
+    def is_abort_likely(self) -> bool:
+        """Whether the newest answer may end with an abort that is continued."""
+        return self._limits.is_always or (self._attempt is not None and self._is_in_window(self._attempt))
+
     async def out_of_chat(self, told: bytes, *, is_stream: bool) -> Json | None:
         """An aborted chat answer as a part in its token form; None: it is passed on as it is."""
         if (why := self._why_unwanted(is_lost=False)) is None:

@@ -136,7 +136,7 @@ async def _from_tokens(rollout: Rollout, reader: Reader, source: _Source) -> Asy
 async def _from_chat(rollout: Rollout, source: _Source) -> AsyncIterator[bytes]:
     """From a chat stream on, which becomes one of tokens with its first abort."""
     while True:
-        chat = ChatStart()
+        chat = ChatStart(lambda: rollout.is_abort_likely)
         async for passed in chat.passing(source.events()):
             yield passed
         part = await rollout.out_of_chat(b"".join(chat.told), is_stream=True) if chat.is_aborted else None

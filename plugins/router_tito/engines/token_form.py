@@ -12,21 +12,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from router_core import InTokens, Reject, Worker
+from router_core import InTokens, Reject, StateKey, Worker
 from router_tito.parsers import AnswerParser, Delta
 
 from .chat import ChatReader, Json
 from .interface import AbortedPart, Ask, Engine, EngineServices
 from .shown import Shown
-from .translate_parsing import Parsing, wants_calls
+from .translate_parsing import Parsing
 from .translate_reader import TranslatedReader
 from .translate_request import top_logprobs
 
 log = logging.getLogger(__name__)
 
 NO_CHARACTER = "\ufffd"
-PARSERS_OF = "/get_model_info"
-"""SGLang's page that names the parsers it was started with."""
+REASONING_OF_VLLM = "reasoning"
+PARSERS_OF_SGLANG = "/get_model_info"
+PARSERS_OF_VLLM = "/server_info?config_format=json"
+"""The pages that name the parsers a server was started with."""
+
+
+PAGE = StateKey[tuple[int, Json]]("tito page of parsers")
 
 
 class TokenEngine(Protocol):
@@ -122,13 +127,11 @@ class ChatInTokens:
 
     async def _parser_like(self, message: Json, part: AbortedPart) -> Callable[[], AnswerParser]:
         """How to parse the whole as the worker parsed the beginning."""
-        ask = self._ask
-        if wants_calls(ask) and not await self._parses_calls():
-            ask = replace(ask, body={**ask.body, "tool_choice": "none"})
+        ask, may_be_plain = await self._as_parsed()
         parsing = self._tokens.parsing
         text = part.text.rstrip(NO_CHARACTER)
         found = []
-        for make in parsing.parsers(ask):
+        for make in parsing.parsers(ask, may_be_plain=may_be_plain):
             parser = make()
             so_far = parser.feed(text)
             rest = parser.end()
@@ -148,27 +151,50 @@ class ChatInTokens:
 
     def _is_like(self, message: Json, whole: Delta) -> bool:
         """Whether a message is the beginning of another one; nothing but white space may differ around texts."""
-        reasoning = str(message.get(self._reasoning_key) or "").strip()
-        content = str(message.get("content") or "").strip()
+        reasoning, content = (_words(message.get(key)) for key in (self._reasoning_key, "content"))
         names = [str((call.get("function") or {}).get("name")) for call in message.get("tool_calls") or ()]
         due = [call.name for call in whole.calls]
         are_calls_alike = names[: len(due)] == due[: len(names)] and len(names) <= len(due) + 1
         return (
             are_calls_alike
-            and whole.reasoning.strip().startswith(reasoning.rstrip(NO_CHARACTER))
-            and whole.content.strip().startswith(content.rstrip(NO_CHARACTER))
-            and not (whole.reasoning.strip() and not reasoning)
+            and _words(whole.reasoning).startswith(reasoning)
+            and _words(whole.content).startswith(content)
+            and not (_words(whole.reasoning) and not reasoning)
         )
 
-    async def _parses_calls(self) -> bool:
-        """Whether the worker has a parser for tool calls; vLLM refuses tools where it has none."""
-        if self._reasoning_key == "reasoning":
-            return True
-        answer = await self._services.control.call(self._worker, "GET", PARSERS_OF, timeout_s=self._services.timeout_s)
+    async def _as_parsed(self) -> tuple[Ask, bool]:
+        """The ask without what the worker has no parser for, and whether it may have none for thinking."""
+        is_vllm = self._reasoning_key == REASONING_OF_VLLM
+        path = PARSERS_OF_VLLM if is_vllm else PARSERS_OF_SGLANG
+        found = await self._page(path)
+        if is_vllm:
+            # Tools it cannot parse it has refused. Its page is there in development mode only.
+            config = (found.get("vllm_config") or {}).get("reasoning_config")
+            known = None if not isinstance(config, dict) else bool(config.get("reasoning_parser"))
+            return self._without(calls=False, reasoning=known is False), known is None
+        if not {"tool_call_parser", "reasoning_parser"} <= found.keys():
+            raise _Doubt("it does not say with which parsers it was started")
+        return self._without(calls=not found["tool_call_parser"], reasoning=not found["reasoning_parser"]), False
+
+    async def _page(self, path: str) -> Json:
+        """What the worker says of itself, asked once; nothing where it does not answer."""
+        worker = self._worker
+        known = worker.state_of.get(PAGE)
+        if known is not None and known[0] == worker.generation:
+            return known[1]
+        generation = worker.generation
+        answer = await self._services.control.call(worker, "GET", path, timeout_s=self._services.timeout_s)
         told = answer.json() if answer.is_ok else None
-        if not isinstance(told, dict) or "tool_call_parser" not in told:
-            raise _Doubt("it does not say whether it parses tool calls")
-        return bool(told["tool_call_parser"])
+        page: Json = told if isinstance(told, dict) else {}
+        if answer.status and generation == worker.generation:
+            worker.state_of[PAGE] = (generation, page)
+        return page
+
+    def _without(self, *, calls: bool, reasoning: bool) -> Ask:
+        less: Json = {"tool_choice": "none"} if calls else {}
+        if reasoning:
+            less["separate_reasoning"] = False
+        return replace(self._ask, body={**self._ask.body, **less})
 
 
 class _Doubt(Exception):
@@ -177,6 +203,11 @@ class _Doubt(Exception):
 
 def _key(whole: Delta) -> tuple[Any, ...]:
     return whole.reasoning, whole.content, [(call.name, call.arguments) for call in whole.calls]
+
+
+def _words(text: Any) -> str:
+    """A text without white space, which workers drop here and there, and without half a character at its end."""
+    return "".join(str(text or "").split()).rstrip(NO_CHARACTER)
 
 
 def _is_strict(tool: Any) -> bool:

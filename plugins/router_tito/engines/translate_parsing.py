@@ -84,13 +84,18 @@ class Parsing:
         is_open, parses = self._opens_thinking(ask), ask.body.get("separate_reasoning") is not False
         return self._parser(ask, is_thinking=is_open, parses_reasoning=parses)
 
-    def parsers(self, ask: Ask) -> list[Callable[[], AnswerParser]]:
-        """All ways to parse one answer: workers differ in what they take for thinking. Empty: calls cannot be read."""
+    def parsers(self, ask: Ask, *, may_be_plain: bool) -> list[Callable[[], AnswerParser]]:
+        """All ways to parse one answer: workers differ in what they take for thinking. Empty: calls cannot be read.
+
+        ``may_be_plain``: the worker may have no parser for thinking at all.
+        """
         if wants_calls(ask) and self._form not in FORMS:
             return []
         ways = [(self._opens_thinking(ask), True), (True, True), (False, False)]
         if ask.body.get("separate_reasoning") is False:
             ways = ways[2:]
+        elif not may_be_plain:
+            ways = ways[:2]
         return [partial(self._parser, ask, is_thinking=opened, parses_reasoning=parses) for opened, parses in ways]
 
     def _parser(self, ask: Ask, *, is_thinking: bool, parses_reasoning: bool) -> AnswerParser:

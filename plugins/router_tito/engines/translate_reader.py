@@ -67,6 +67,7 @@ class TranslatedReader(ABC):
         None: it has nothing.
         """
         self._parser = parser
+        self.writer.id = str(head.get("id") or "")
         self.writer.created = head.get("created") or self.writer.created
         self.writer.model = self.reading.model = str(head.get("model") or self.writer.model)
         self._had, self._is_begun = had, had is not None

@@ -146,7 +146,7 @@ class SglangGenerateReader(TranslatedReader):
 
     def _read_meta(self, answer: Json, meta: Json) -> None:
         reading, given = self.reading, self.ask.prompt_ids or ()
-        if isinstance(meta.get("id"), str):
+        if isinstance(meta.get("id"), str) and not self.writer.id:
             self.writer.id = meta["id"]
         if are_ids(answer.get("prompt_token_ids")):
             reading.prompt_ids = answer["prompt_token_ids"]

@@ -142,7 +142,7 @@ class VllmCompletionsReader(TranslatedReader):
         )
 
     def _read_head(self, answer: Json) -> None:
-        if isinstance(answer.get("id"), str):
+        if isinstance(answer.get("id"), str) and not self.writer.id:
             self.writer.id = "chatcmpl-" + answer["id"].removeprefix("cmpl-")
         if isinstance(answer.get("model"), str):
             self.reading.model = self.writer.model = answer["model"]
