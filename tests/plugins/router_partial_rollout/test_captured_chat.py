@@ -255,9 +255,12 @@ async def test_an_abort_before_the_first_token_is_not_seen(stream: bool) -> None
 
 
 async def test_where_the_worker_does_not_say_how_it_parses_an_abort_before_it_was_seen_is_the_end() -> None:
-    async with setup("vllm", step_delay_s=0.01) as run:
+    async with setup("vllm", when="always", step_delay_s=0.1) as run:
         run.dictate(SAID["two calls"])  # begins with <think>, which a worker without a parser would show
-        told = await run.aborted("joined", [1], stream=False)
+        asked = asyncio.create_task(run.turn("s", stream=False))
+        await run.until_made(1, asked)
+        run.engine.abort_all()
+        told = await asked
         assert told["finish_reason"] == "abort"
         assert told["samples"] == []
 
