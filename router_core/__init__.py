@@ -34,6 +34,7 @@ from router_core.sse import EventSplitter, event_data
 from router_core.strip import MemberStripper, without_members
 from router_core.timing import HookTime, HookTimes
 from router_core.types import (
+    KEPT_VERSION,
     ROUTED_EXPERTS,
     TOKEN_FORM,
     Answer,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION",
+    "KEPT_VERSION",
     "ROUTED_EXPERTS",
     "TOKEN_FORM",
     "Answer",

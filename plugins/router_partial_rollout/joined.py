@@ -20,6 +20,8 @@ class Joined:
         """What `take` was given last."""
         self.count = 0
         """How many parts `take` was given."""
+        self.first_version: str | None = None
+        """Of the first token."""
         self._segments: list[tuple[str, Span]] = []
 
     @property
@@ -52,6 +54,8 @@ class Joined:
         offset = len(self.ids)
         if ids:
             spans = wire.spans(part) or [Span(version, 0, len(ids))]
+            if not self._segments:
+                self.first_version = spans[0].version
             self._segments += [(worker_url, span.moved(offset)) for span in spans]
         self.whole = part if self.whole is None else self.with_part(part)
         return ids

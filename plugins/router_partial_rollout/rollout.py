@@ -6,7 +6,7 @@ import logging
 
 import orjson
 
-from router_core import TOKEN_FORM, Attempt, CallNext, Exchange, MalformedBody, Reject, Router, Worker
+from router_core import KEPT_VERSION, TOKEN_FORM, Attempt, CallNext, Exchange, MalformedBody, Reject, Router, Worker
 from router_partial_rollout.completions import Completions
 from router_partial_rollout.dispatch import Dispatches
 from router_partial_rollout.generate import Generate
@@ -264,6 +264,7 @@ class Rollout:
         finish, worker = wire.finish(part), attempt.worker
         is_sure = finish.is_abort or worker.weight_version == self._version
         ids = self.made.take(part, worker.url, version=self._version if is_sure else None)
+        self.exchange.state[KEPT_VERSION] = self.made.first_version
         if not finish.kind or finish.is_abort:
             self.counts.kept_tokens += len(ids)
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNTRAINABLE_HEADER = "x-router-untrainable"
+CONFLICT = 409
+"""Status of a refusal that is about the session's state, such as weights it has outlived: asking again is no use."""
 EVENT_STREAM = "text/event-stream"
 
 
@@ -95,6 +97,8 @@ class CapturedTurn:
             self._refuse("client_left")
             self._call.finish(ClientLeft("the client left, and nobody asked again"))
         except Reject as error:
+            if error.status == CONFLICT:
+                self._session.end_status = error.code
             self._call.finish(error)
         except Exception as error:  # noqa: BLE001  # whoever waits for the call raises it
             self._refuse("failed")

@@ -1,4 +1,4 @@
-"""How a plugin that captures chat has an aborted chat answer continued by another one."""
+"""What a plugin that continues aborted generations and others need of each other."""
 
 from __future__ import annotations
 
@@ -39,3 +39,7 @@ class TokenForm(Protocol):
 
 TOKEN_FORM: StateKey[TokenForm] = StateKey("token form")
 """On an exchange: the token form of its chat turn, of the newest attempt; absent where there is none."""
+
+KEPT_VERSION: StateKey[str | None] = StateKey("kept version")
+"""On an exchange: the weight version of the first token that is kept of aborted attempts, None where nobody knows it;
+absent while nothing is kept."""
