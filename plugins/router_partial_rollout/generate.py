@@ -164,7 +164,10 @@ class Generate:
             spans = joined_spans(self.spans(whole), self.spans(part), len(first))
             meta["weight_versions"] = told_spans(spans)
         text = self.text(whole) + self.text(part)
-        return {**whole, **part, "text": text, "output_ids": [*first, *second], "meta_info": meta}
+        joined: Json = {**whole, **part, "text": text, "output_ids": [*first, *second], "meta_info": meta}
+        if "prompt_token_ids" in whole:
+            joined["prompt_token_ids"] = whole["prompt_token_ids"]
+        return joined
 
     def set_segments(self, answer: Json, segments: list[Json]) -> None:
         answer["meta_info"]["segments"] = segments
