@@ -102,6 +102,9 @@ class Completions:
         return Continuation(changed, ("prompt_logprobs",))
 
     # ------------------------------------------------------------------------------------------------------- the answer
+    def part(self, answer: Json) -> Json:
+        return answer
+
     def ids(self, answer: Json) -> list[int] | None:
         ids = as_ids(only_choice(answer).get("token_ids"))
         if ids is None and as_count(as_object(answer.get("usage")).get("completion_tokens")) == 0:

@@ -99,6 +99,9 @@ class Generate:
         return Continuation(changed, ("text",))
 
     # ------------------------------------------------------------------------------------------------------- the answer
+    def part(self, answer: Json) -> Json:
+        return answer
+
     def ids(self, answer: Json) -> list[int] | None:
         """None where a server sends less than all ids so far (``--incremental-streaming-output``)."""
         ids = as_ids(answer.get("output_ids", []))

@@ -89,6 +89,9 @@ class Inference:
         return Continuation({"token_ids": [*prompt_ids, *ids], "sampling_params": sampling})
 
     # ------------------------------------------------------------------------------------------------------- the answer
+    def part(self, answer: Json) -> Json:
+        return answer
+
     def ids(self, answer: Json) -> list[int] | None:
         choice = only_choice(answer)
         found = choice.get("token_ids")

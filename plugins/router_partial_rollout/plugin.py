@@ -157,7 +157,8 @@ async def _part(rollout: Rollout, body: bytes) -> Json | None:
     if rollout.whole is None and b'"abort"' not in body:
         return None
     if not rollout.is_chat:
-        return read_part(body)
+        part = read_part(body)
+        return rollout.wire.part(part) if part is not None and rollout.wire is not None else part
     is_aborted = only_choice(read_part(body) or {}).get("finish_reason") == ABORT
     return await rollout.out_of_chat(body, is_stream=False) if is_aborted else None
 

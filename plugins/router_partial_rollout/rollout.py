@@ -13,6 +13,7 @@ from router_partial_rollout.generate import Generate
 from router_partial_rollout.inference import Inference
 from router_partial_rollout.joined import Joined
 from router_partial_rollout.limits import Counts, Limits
+from router_partial_rollout.plain_chat import PlainChat
 from router_partial_rollout.text import (
     NO_CHARACTER,
     Texts,
@@ -32,6 +33,9 @@ WIRES: dict[str, Wire] = {
     "/inference/v1/generate": Inference(),
 }
 """Raw path of an attempt -> its wire. Chat has none: what its worker parsed cannot be joined."""
+CHAT = "/v1/chat/completions"
+IN_TOKENS: dict[str, Wire] = {**WIRES, CHAT: PlainChat()}
+"""The same of an attempt in a chat turn's token form."""
 
 ALL_MADE = "all_made"
 IN_CHAT = "cannot_be_continued"
@@ -77,7 +81,9 @@ class Rollout:
     # -------------------------------------------------------------------------------------------------------- asking
     async def prepare(self, attempt: Attempt) -> None:
         """The worker is known, and what others make of the request: say what is still to be made. Raises Reject."""
-        made, wire = self.made, WIRES.get(attempt.request.path.decode("latin-1"))
+        form = self.exchange.state.get(TOKEN_FORM)
+        wires = IN_TOKENS if form is not None and form.is_taken else WIRES
+        made, wire = self.made, wires.get(attempt.request.path.decode("latin-1"))
         if made.whole is None:
             made.wire = wire
         if wire is not None and wire.flags:
@@ -128,7 +134,7 @@ class Rollout:
             form = self.exchange.state[TOKEN_FORM]
             found = await form.of(told, is_stream=is_stream)
             if found is not None:
-                self.made.wire, self.made.body = WIRES[found.path], found.request
+                self.made.wire, self.made.body = IN_TOKENS[found.path], found.request
                 return found.answer
             why = IN_CHAT
         self._end(why)

@@ -13,6 +13,8 @@ from router_partial_rollout.generate import Generate
 from router_partial_rollout.generate_stream import GenerateReader
 from router_partial_rollout.inference import Inference
 from router_partial_rollout.inference_stream import InferenceReader
+from router_partial_rollout.plain_chat import PlainChat
+from router_partial_rollout.plain_chat_stream import PlainChatReader
 from router_partial_rollout.rollout import Rollout
 from router_partial_rollout.wire import Json, SegmentError, Wire
 
@@ -55,6 +57,7 @@ READERS: dict[type[Wire], Callable[[Rollout, Wire], Reader]] = {
     Generate: GenerateReader,
     Completions: CompletionReader,
     Inference: InferenceReader,
+    PlainChat: PlainChatReader,
 }
 
 

@@ -12,7 +12,7 @@ from router_core import ROUTED_EXPERTS, TOKEN_FORM, Answer, Attempt, CallNext, C
 
 from .call import Call, Head
 from .chat_request import ChatRequest
-from .engines import INJECT, TRANSLATE, AnswerReader, Ask, ChatInTokens, ChatReader, UnknownEngineError
+from .engines import INJECT, AnswerReader, Ask, ChatInTokens, ChatReader, UnknownEngineError
 from .errors import MessageError, TraceError, TurnRefusedError
 from .limits import room
 from .node import CommitResult
@@ -119,11 +119,13 @@ class CapturedTurn:
             return
         ask = self._within_room(attempt, facts.max_model_len)
         engines, mode = self._capture.engines, self._prompt.mode
+        if (form := self._taken_form) is not None:
+            await form.write(ask, attempt.request, worker)
+            return
         try:
+            engine = engines.get(mode, facts.kind)
             if mode == INJECT:
-                self._form = engines.token_form(ask, worker, facts.kind, self._taken_form)
-                self._exchange.state[TOKEN_FORM] = self._form
-            engine = engines.get(mode if self._taken_form is None else TRANSLATE, facts.kind)
+                self._form = self._exchange.state[TOKEN_FORM] = engines.token_form(ask, worker, facts.kind)
         except UnknownEngineError as error:
             raise Reject(501, "unsupported_mode", f"{error} (plugins.tito.mode)") from None
         await engine.write(ask, attempt.request, worker)

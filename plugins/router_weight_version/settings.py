@@ -12,7 +12,8 @@ class WeightVersionSettings(PluginSettings):
 
     max_staleness: int | None = per_exchange(None, ge=0)
     """How many versions behind the newest of the pool a worker may be, and the version that first served a session
-    (its later turns are refused then, 409 ``too_stale``). None: no bound."""
+    (its later turns are refused then, 409 ``too_stale``), or made the first token of an aborted answer (its rest is).
+    None: no bound."""
     hold_for_version: bool = per_exchange(True)
     """Whether a request waits for a worker that is fresh enough; else it is refused (503) at once, unless a
     pending version will do."""

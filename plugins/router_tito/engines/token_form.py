@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from router_core import InTokens, Reject, StateKey, Worker
+from router_core import InTokens, Reject, Request, StateKey, Worker
 from router_tito.parsers import AnswerParser, Delta
 
 from .chat import ChatReader, Json
@@ -39,6 +39,8 @@ class TokenEngine(Protocol):
 
     path: bytes
     parsing: Parsing
+
+    async def write(self, ask: Ask, request: Request, worker: Worker) -> None: ...
 
     def call(self, ask: Ask, worker: Worker) -> Json: ...
 
@@ -70,6 +72,10 @@ class ChatInTokens:
         except _Doubt as doubt:
             log.warning("an aborted answer of %s cannot be continued: %s", self._worker.url, doubt)
             return None
+
+    async def write(self, ask: Ask, request: Request, worker: Worker) -> None:
+        """Write a further attempt, which is at another worker perhaps, in the call for tokens."""
+        await self._tokens.write(ask, request, worker)
 
     def reader(self, shown_by: ChatReader | None) -> TranslatedReader:
         """Reads the whole answer in the call for tokens, behind what another reader gave the client of it."""

@@ -14,12 +14,12 @@ import orjson
 from router_core import Request, Worker
 
 from .chat import are_ids
-from .interface import AbortedPart, Ask, EngineServices
+from .interface import Ask, EngineServices
 from .sglang import EXPERTS_FLAG, INPUT_FLAG, OUTPUT_FLAG
 from .translate_parsing import Parsing
 from .translate_reader import Json, Piece, TranslatedReader
 from .translate_request import json_schema, most_tokens, top_logprobs, translate_fields
-from .versions import read_versions, told_spans
+from .versions import read_versions
 
 PATH = b"/generate"
 SAMPLING = {
@@ -42,22 +42,13 @@ SHOWN = frozenset({INPUT_FLAG, OUTPUT_FLAG})
 
 
 class SglangGenerate:
-    """`TokenEngine` for SGLang's native call."""
-
-    path = PATH
+    """Engine for SGLang's native call."""
 
     def __init__(self, services: EngineServices) -> None:
         self._services = services
-        self.parsing = Parsing(services)
+        self._parsing = Parsing(services)
 
     async def write(self, ask: Ask, request: Request, worker: Worker) -> None:
-        call = self.call(ask, worker)
-        await self.parsing.prepare()
-        request.path = PATH
-        request.set_body(orjson.dumps(call))
-
-    def call(self, ask: Ask, worker: Worker) -> Json:
-        """The request. Raises Reject (400) naming a field that cannot be said in it."""
         if ask.prompt_ids is None:
             raise ValueError("a prompt without ids cannot be translated")
         body = ask.body
@@ -84,31 +75,12 @@ class SglangGenerate:
             call["stream"] = True
         if ask.wants_experts:
             call[EXPERTS_FLAG] = True
-        return call
-
-    def so_far(self, part: AbortedPart) -> Json:
-        """What this call would have answered."""
-        reading, ids = part.reading, part.ids
-        meta: Json = {
-            "id": part.head.get("id"),
-            "finish_reason": {"type": "abort"},
-            "prompt_tokens": len(part.prompt_ids),
-            "completion_tokens": len(ids),
-            "cached_tokens": reading.cached_tokens,
-            "output_token_logprobs": [[told, token, None] for told, token in zip(part.logprobs, ids, strict=True)],
-            "routed_experts": reading.experts,
-            "weight_version": reading.weight_version,
-            "weight_versions": told_spans(reading.weight_versions) or None,
-        }
-        return {
-            "text": part.text,
-            "output_ids": ids,
-            "prompt_token_ids": part.prompt_ids,
-            "meta_info": {key: value for key, value in meta.items() if value is not None},
-        }
+        await self._parsing.prepare()
+        request.path = PATH
+        request.set_body(orjson.dumps(call))
 
     def reader(self, ask: Ask, worker: Worker) -> SglangGenerateReader:
-        return SglangGenerateReader(ask, self.parsing, reasoning_key="reasoning_content", stop_key="matched_stop")
+        return SglangGenerateReader(ask, self._parsing, reasoning_key="reasoning_content", stop_key="matched_stop")
 
 
 class SglangGenerateReader(TranslatedReader):

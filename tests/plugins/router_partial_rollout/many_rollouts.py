@@ -1,6 +1,6 @@
 """Many rollouts over many weight updates, before fast workers that know what each of them should have said.
 
-python tests/plugins/router_partial_rollout/many_rollouts.py --updates 50 --rollouts 256 --tokens 400
+python tests/plugins/router_partial_rollout/many_rollouts.py --updates 50 --rollouts 256 --tokens 300
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from router_core.testing.connection import Connection
 from router_core.testing.router import RunningRouter, running_router
 
 LAYERS, TOP_K = 2, 2
-TICK_S, TOKENS_A_TICK = 0.004, 3
+TICK_S = 0.004
 TOKENIZER = Tokenizer(ASSETS)
 
 
@@ -86,7 +86,14 @@ class FastWorker:
     the token which left it."""
 
     def __init__(
-        self, worker: ScriptedWorker, truth: dict[int, str], draw: random.Random, *, aborts: bool, changes: bool
+        self,
+        worker: ScriptedWorker,
+        truth: dict[int, str],
+        draw: random.Random,
+        *,
+        aborts: bool,
+        changes: bool,
+        tick_s: float,
     ) -> None:
         self.url = worker.url
         self.version = "0"
@@ -96,19 +103,20 @@ class FastWorker:
         self.aborted_tokens = 0
         self._draw = draw
         self._aborts, self._changes = aborts, changes
+        self._tick_s = tick_s
         self._otherwise = worker.handler
         worker.health.paths.discard("/get_model_info")
         worker.handler = self.answer
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self._tick_s)
             if not self.is_paused:
                 for generation in list(self.running):
                     self._advance(generation)
 
     def _advance(self, generation: Generation) -> None:
-        for _ in range(self._draw.randrange(1, 2 * TOKENS_A_TICK)):
+        for _ in range(self._draw.randrange(1, 5)):
             if generation.abort_at is not None and len(generation.ids) >= generation.abort_at:
                 self._end(generation, {"type": "abort", "message": "Aborted"})
                 if self._changes:
@@ -225,7 +233,7 @@ class FastWorker:
         extension = {
             "input_ids": generation.prompt,
             "output_ids": [ids],
-            "routed_experts": self._experts(generation, 0) if ids else None,
+            "routed_experts": self._experts(generation, body.get("routed_experts_start_len") or 0) if ids else None,
         }
         usage = {"prompt_tokens": len(generation.prompt), "completion_tokens": len(ids)}
         usage["total_tokens"] = sum(usage.values())
@@ -406,7 +414,9 @@ def content_of(answer: RawAnswer, *, stream: bool) -> tuple[str, str | None]:
 
 
 @asynccontextmanager
-async def running(*, aborts: bool = False, changes: bool = False, seed: int = 1) -> AsyncIterator[Run]:
+async def running(
+    *, aborts: bool = False, changes: bool = False, seed: int = 1, tick_s: float = TICK_S
+) -> AsyncIterator[Run]:
     """A router with what an asynchronous trainer enables, before two fast workers.
 
     ``aborts``: at random tokens; ``changes``: the weights under whatever else runs, with each such abort.
@@ -415,7 +425,7 @@ async def running(*, aborts: bool = False, changes: bool = False, seed: int = 1)
         truth: dict[int, str] = {}
         scripted = [await stack.enter_async_context(ScriptedWorker("sglang")) for _ in range(2)]
         draw = random.Random(seed)
-        made = [FastWorker(worker, truth, draw, aborts=aborts, changes=changes) for worker in scripted]
+        made = [FastWorker(worker, truth, draw, aborts=aborts, changes=changes, tick_s=tick_s) for worker in scripted]
         ticking = [asyncio.create_task(worker.run()) for worker in made]
         stack.callback(lambda: [task.cancel() for task in ticking])
         router = await stack.enter_async_context(
@@ -423,7 +433,7 @@ async def running(*, aborts: bool = False, changes: bool = False, seed: int = 1)
                 [worker.url for worker in scripted],
                 enabled=[
                     *("hf_tokenizer", "engine_control", "session_control", "tito", "partial_rollout"),
-                    *("weight_version", "session_affinity", "least_inflight"),
+                    *("weight_version", "retry", "session_affinity", "least_inflight"),
                 ],
                 plugins={
                     "hf_tokenizer": {"path": str(ASSETS)},
@@ -439,10 +449,17 @@ async def running(*, aborts: bool = False, changes: bool = False, seed: int = 1)
 
 
 async def over_updates(
-    *, updates: int, rollouts: int, tokens: int, turns: int, chat_share: float, interval_s: float
+    *,
+    updates: int,
+    rollouts: int,
+    tokens: int,
+    turns: int,
+    chat_share: float,
+    interval_s: float,
+    tick_s: float = TICK_S,
 ) -> tuple[Run, str]:
     """Keeps ``rollouts`` in flight while the weights change ``updates`` times; the run, and how it went."""
-    async with running() as run:
+    async with running(tick_s=tick_s) as run:
         is_stopped = False
         numbers = itertools.count(1)
 
@@ -477,7 +494,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--chat-share", type=float, default=0.5)
-    parser.add_argument("--interval-s", type=float, default=0.3)
+    parser.add_argument("--interval-s", type=float, default=2.0)
+    parser.add_argument("--tick-s", type=float, default=0.1, help="seconds in which a generation gets 1 to 4 tokens")
     _, told = asyncio.run(over_updates(**vars(parser.parse_args())))
     print(told)
 
