@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 from router_core import event_data
-from router_partial_rollout.rollout import read_part
-from router_partial_rollout.wire import only_choice
+from router_partial_rollout.wire import only_choice, read_part
 
 WORTHLESS: tuple[dict[str, object], ...] = ({}, {"role": "assistant"}, {"role": "assistant", "content": ""})
 """Deltas of an event that only opens a stream."""

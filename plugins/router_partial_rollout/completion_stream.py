@@ -6,9 +6,9 @@ from typing import Any
 
 from router_core import event_data
 from router_partial_rollout.completions import head_of, joined_logprobs, offset_after
-from router_partial_rollout.rollout import Rollout, read_part
+from router_partial_rollout.rollout import Rollout
 from router_partial_rollout.seam import SeamText, event_of
-from router_partial_rollout.wire import Json, Wire, joined_usage
+from router_partial_rollout.wire import Json, Wire, joined_usage, read_part
 
 
 class CompletionReader:
@@ -47,6 +47,9 @@ class CompletionReader:
                 self._kept = _told(await self._moved(chunk, _without_end(choice)))
             return b""
         if self._rollout.whole is None:
+            if choice.get("finish_reason") is not None and not self._rollout.is_untouched:
+                self._rollout.take(self.part or {})
+                return event_of({**self._stripped(chunk), "metadata": (await self._rollout.finished())["metadata"]})
             self._text.shown += choice.get("text") or ""
             return event_of(self._stripped(chunk)) if self._is_told(choice) else event
         return event_of(await self._moved(chunk, choice))

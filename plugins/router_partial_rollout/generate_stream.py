@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from router_core import event_data
-from router_partial_rollout.rollout import Rollout, read_part
+from router_partial_rollout.rollout import Rollout
 from router_partial_rollout.seam import SeamText, event_of
-from router_partial_rollout.wire import Finish, Json, Wire
+from router_partial_rollout.wire import Finish, Json, Wire, read_part
 
 
 class GenerateReader:
@@ -42,7 +42,7 @@ class GenerateReader:
         if data is None or data == b"[DONE]":
             return event
         self._raw, self._part = data, None
-        is_first = self._rollout.whole is None
+        is_first = self._rollout.is_untouched
         if is_first and b'"abort"' not in data:
             return event
         part = read_part(data)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from router_core import event_data
-from router_partial_rollout.rollout import Rollout, read_part
+from router_partial_rollout.rollout import Rollout
 from router_partial_rollout.seam import event_of
-from router_partial_rollout.wire import Json, Wire, joined_usage, only_choice
+from router_partial_rollout.wire import Json, Wire, joined_usage, only_choice, read_part
 
 ENDS = ("finish_reason", "stop_reason", "weight_versions", "routed_experts")
 
@@ -38,7 +38,7 @@ class InferenceReader:
         if rollout.may_go_on(chunk):
             self.is_aborted, self._held = True, chunk
             return b""
-        if rollout.whole is None:
+        if rollout.is_untouched or (rollout.whole is None and choice.get("finish_reason") is None):
             return event
         if choice.get("finish_reason") is None:
             return event_of(self._moved(chunk))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from router_core import event_data
-from router_partial_rollout.rollout import Rollout, read_part
+from router_partial_rollout.rollout import Rollout
 from router_partial_rollout.seam import event_of
 from router_partial_rollout.text import NO_CHARACTER
-from router_partial_rollout.wire import Json, Wire, as_object, only_choice
+from router_partial_rollout.wire import Json, Wire, as_object, only_choice, read_part
 
 
 class PlainChatReader:

@@ -25,10 +25,10 @@ from router_core import (
     per_exchange,
 )
 from router_partial_rollout.limits import Counts, Limits
-from router_partial_rollout.rollout import Rollout, read_part
+from router_partial_rollout.rollout import Rollout
 from router_partial_rollout.stream import is_stream, stream
 from router_partial_rollout.text import Texts
-from router_partial_rollout.wire import ABORT, Json, SegmentError, only_choice
+from router_partial_rollout.wire import ABORT, Json, SegmentError, only_choice, read_part
 
 HEADER = "x-partial-rollout"
 TARGETS = frozenset(("/generate", "/v1/completions", "/v1/chat/completions"))

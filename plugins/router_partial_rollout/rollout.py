@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import orjson
-
 from router_core import KEPT_VERSION, TOKEN_FORM, Attempt, CallNext, Exchange, MalformedBody, Reject, Router, Worker
 from router_partial_rollout.completions import Completions
 from router_partial_rollout.dispatch import Dispatches
@@ -14,15 +12,8 @@ from router_partial_rollout.inference import Inference
 from router_partial_rollout.joined import Joined
 from router_partial_rollout.limits import Counts, Limits
 from router_partial_rollout.plain_chat import PlainChat
-from router_partial_rollout.text import (
-    NO_CHARACTER,
-    Texts,
-    ids_of_text,
-    is_same_text,
-    settled,
-    split_stops,
-    without_stop,
-)
+from router_partial_rollout.text import Texts, is_same_text, settled, split_stops
+from router_partial_rollout.whole_text import WholeText
 from router_partial_rollout.wire import Json, SegmentError, Wire
 
 log = logging.getLogger(__name__)
@@ -60,6 +51,7 @@ class Rollout:
         self._limits = limits
         self._router = router
         self._texts = texts
+        self._text = WholeText(self.made, texts)
         self._attempt: Attempt | None = None
         self._split_stops: list[str] = []
         """Ends of stop texts that began before the newest dispatch."""
@@ -73,6 +65,12 @@ class Rollout:
     @property
     def whole(self) -> Json | None:
         return self.made.whole
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the answer is one worker's, whose name is on its head. That of a stream is sent with the first
+        dispatch, even if that brought no token."""
+        return self.whole is None and self.dispatches.count == 1
 
     @property
     def continues_lost(self) -> bool:
@@ -277,45 +275,17 @@ class Rollout:
     async def finished(self) -> Json:
         """The whole answer, ready for the client."""
         whole, wire = self.whole, self.wire
-        if whole is None or wire is None:
+        if whole is None or wire is None or self._attempt is None:
             raise SegmentError("there is no part")
-        self.counts.joined += 1
-        wire.set_text(whole, await self._end_text(wire, whole))
+        self.counts.joined += self.made.count > 1
+        wire.set_text(whole, await self._text.of_end(self._attempt.worker, wire, whole))
         self.made.tell_segments(whole)
         return whole
 
-    # ----------------------------------------------------------------------------------------------------------- text
     async def decode(self, ids: list[int]) -> str | None:
         """Text of output ids; None where nobody can tell."""
-        if self.wire is None or self._attempt is None:
-            return None
-        body = self.made.body
-        skips = self.wire.skips_special(body)
-        return await self._texts.decode(self._attempt.worker, ids, skip_special=skips, model=body.get("model"))
+        return None if self._attempt is None else await self._text.decode(self._attempt.worker, ids)
 
     def settled(self, text: str) -> str:
         """The text as far as a stream may show it, although more follows."""
         return settled(text, self.wire.stops(self.made.body) if self.wire is not None else ())
-
-    async def _end_text(self, wire: Wire, answer: Json) -> str:
-        """The text of a joined answer as if it had been made in one go; the parts in a row where nobody can decode."""
-        if not wire.has_text:
-            return ""
-        finish, body = wire.finish(answer), self.made.body
-        ids = wire.ids(answer) or []
-        parts = without_stop(wire, body, wire.text(answer), finish)
-        text = await self.decode(list(ids_of_text(wire, body, ids, finish)))
-        if text is None:
-            return parts
-        text = without_stop(wire, body, text, finish)
-        text = text if wire.shows_partial(answer) else text.rstrip(NO_CHARACTER)
-        return text if is_same_text(text, parts) else parts
-
-
-def read_part(body: bytes) -> Json | None:
-    """An answer's JSON object, or None."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import orjson
+
 Json = dict[str, Any]
 
 ABORT, LENGTH = "abort", "length"
@@ -236,3 +238,12 @@ def read_spans(value: Any) -> list[Span]:
 
 def told_spans(spans: Sequence[Span]) -> list[Json]:
     return [{"version": span.version, "start": span.start, "end": span.end} for span in spans]
+
+
+def read_part(body: bytes) -> Json | None:
+    """An answer's JSON object, or None."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -293,7 +293,7 @@ class Run:
     """Number of versions in one answer -> how many answers."""
 
     async def post(self, target: str, body: Any = None) -> RawAnswer:
-        return await exchange_once(self.router.port, target=target, json=body, timeout_s=120)
+        return await exchange_once(self.router.port, target=target, json=body, timeout_s=900)
 
     async def update(self, version: int) -> None:
         for target, body in (
