@@ -61,7 +61,9 @@ class Setup:
             **({"stream_options": {"include_usage": True}} if stream else {}),
             **more,
         }
-        answer = await exchange_once(self.router.port, target=f"/sessions/{session}/v1/chat/completions", json=body)
+        answer = await exchange_once(
+            self.router.port, target=f"/sessions/{session}/v1/chat/completions", json=body, timeout_s=40
+        )
         assert answer.status == 200, answer.body
         assert answer.get("x-router-untrainable") is None
         told = of_stream(answer) if stream else of_whole(answer)
