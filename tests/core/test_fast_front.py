@@ -9,7 +9,7 @@ import pytest
 
 from router_core import Answer, Exchange, OutcomeKind, hookimpl
 from router_core.fast_front import FastProtocol
-from router_core.testing import Faults, RawClient, ScriptedWorker, build_request, exchange_once, reply
+from router_core.testing import Faults, RawClient, ScriptedWorker, build_request, reply
 
 Serve = Callable[..., Awaitable[Any]]
 FRONTS = pytest.mark.parametrize("front", ["auto", "asgi"])
@@ -123,7 +123,7 @@ async def test_an_idle_connection_is_closed_after_its_time(serve: Serve, monkeyp
 
 
 async def test_uvicorn_asks_a_cycle_for_nothing_else() -> None:
-    """What uvicorn's protocol reads from its current cycle, `FastCycle` has: a new uvicorn that wants more shows here."""
+    """What uvicorn's protocol reads from its current cycle `FastCycle` has: one that wants more shows here."""
     import inspect
     import re
 
