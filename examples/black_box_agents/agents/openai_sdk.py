@@ -1,10 +1,12 @@
-"""A tool loop with nothing but the openai SDK, every second turn streamed: python openai_sdk.py [TURNS]
+"""A tool loop with nothing but the openai SDK, every second turn streamed.
 
-It runs what the model calls for, several calls at a time if there are, and ends when the model calls for nothing.
+It runs what the model calls for, several calls at a time if there are. When the model calls for nothing it ends, or
+with ``--go-on`` is told to go on. With ``--timeout`` the SDK gives up calls that take longer, and asks again.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -28,9 +30,9 @@ TOOLS = [
 ]
 
 
-def ask(client: OpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
+def ask(client: OpenAI, messages: list[Any], *, stream: bool, max_tokens: int) -> dict[str, Any]:
     """One turn; the message as it is sent back."""
-    options: dict[str, Any] = {"model": "tiny", "messages": messages, "tools": TOOLS, "max_tokens": 256}
+    options: dict[str, Any] = {"model": "tiny", "messages": messages, "tools": TOOLS, "max_tokens": max_tokens}
     if not stream:
         return client.chat.completions.create(**options).choices[0].message.model_dump(exclude_none=True)
     content, thought, calls = "", "", {}
@@ -60,21 +62,28 @@ def run(arguments: str) -> str:
 
 
 def main() -> int:
-    turns = int(sys.argv[1]) if len(sys.argv) > 1 else 8
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="S")
+    parser.add_argument("--go-on", action="store_true")
+    options = parser.parse_args()
     messages: list[Any] = [
         {"role": "system", "content": "You work in a directory with bash."},
         {"role": "user", "content": "Write a file, look at it, and say what you did."},
     ]
-    with OpenAI() as client:
-        for turn in range(turns):
-            answer = ask(client, messages, stream=bool(turn % 2))
+    with OpenAI(timeout=options.timeout, max_retries=20) as client:
+        for turn in range(options.turns):
+            answer = ask(client, messages, stream=bool(turn % 2), max_tokens=options.max_tokens)
             messages.append(answer)
-            if not answer.get("tool_calls"):
-                break
-            for called in answer["tool_calls"]:
+            for called in answer.get("tool_calls", ()):
                 result = run(called["function"]["arguments"])
                 messages.append({"role": "tool", "tool_call_id": called["id"], "content": result})
-    print(f"agent: {turn + 1} turns, {len(messages)} messages, its last words: {messages[-1]['content'][:60]!r}")
+            if not answer.get("tool_calls"):
+                if not options.go_on:
+                    break
+                messages.append({"role": "user", "content": "Go on."})
+    print(f"agent: {turn + 1} turns, {len(messages)} messages, its last words: {answer.get('content')!r:.60}")
     return 0
 
 

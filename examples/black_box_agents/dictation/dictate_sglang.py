@@ -8,12 +8,14 @@ from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 
 class Dictation(CustomLogitProcessor):
-    """Leaves one token possible wherever ``custom_params.dictated`` has one."""
+    """Makes the token that ``custom_params.dictated`` has for this place the likeliest; at temperature 0 it is taken.
+
+    SGLang computes logprobs behind this, so those of dictated tokens are its own, but of these altered logits.
+    """
 
     def __call__(self, logits: Any, custom_param_list: list[dict[str, Any]] | None = None) -> Any:
         for row, params in enumerate(custom_param_list or ()):
             dictated, said = params["dictated"], len(params["__req__"].output_ids)
             if said < len(dictated):
-                logits[row].fill_(float("-inf"))
-                logits[row][dictated[said]] = 0.0
+                logits[row][dictated[said]] = logits[row].max() + 0.01
         return logits
