@@ -12,7 +12,7 @@ from agents.exceptions import MaxTurnsExceeded
 from openai import AsyncOpenAI
 
 
-@function_tool
+@function_tool(strict_mode=False)
 def bash(command: str) -> str:
     """Run a command."""
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=20, check=False)
