@@ -32,7 +32,8 @@ class Comparison:
             call.read()
             name = f"call {number}"
             if not call.is_sample:
-                self._lines.append(f"{number:>4} {call.path:<22} status {call.status}, {call.finish_reason}: no sample")
+                why = f"status {call.status}, {call.finish_reason}" if call.is_whole else "its connection broke"
+                self._lines.append(f"{number:>4} {call.path:<22} {why}: no sample")
                 continue
             fault = self._fault_of(call, kept)
             if fault:

@@ -90,7 +90,7 @@ async def run(options: argparse.Namespace) -> int:
         if engine is None:
             flags = ("--dialect", options.kind, "--seed", "1", "--served-model-name", options.model)
             engine, dictation = await stack.enter_async_context(running("engine", *flags)), "reference"
-        witness = await stack.enter_async_context(Witness(engine.rstrip("/"), words, dictation).serving())
+        witness = await stack.enter_async_context(Witness(engine.rstrip("/"), words, dictation, options.cut).serving())
         settings = [f"enabled={PLUGINS}", f"plugins.tito.mode={options.mode}", "plugins.tito.debug=true"]
         settings += [f"plugins.hf_tokenizer.path={options.tokenizer}", *options.set]
         flags = [part for setting in settings for part in ("--set", setting)]
@@ -131,6 +131,7 @@ def main() -> int:
     parser.add_argument("--tokenizer", default=str(REFERENCE_TOKENIZER), metavar="DIR", help="that of the engine")
     parser.add_argument("--mode", default="inject", help="plugins.tito.mode")
     parser.add_argument("--words", type=Path, metavar="FILE", help="JSON: a list of texts that the model is to say")
+    parser.add_argument("--cut", type=int, metavar="N", help="break the connection under the answer of this call")
     parser.add_argument("--session", default="{}", metavar="JSON", help="body of POST /sessions")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="more settings of the router")
     parser.add_argument("--tolerance", type=float, default=2e-3, help="nats by which a second scoring may differ")

@@ -1,9 +1,9 @@
 """A recording pass-through between router and engine: what the engine was asked and what it answered, byte for byte.
 
 It knows nothing of router-core, and reads the engines' answers by itself, so that what the router kept can be compared
-with it. It can also dictate what a model says that has nothing to say (a random one): the reference engine takes ids from
-a header, SGLang and vLLM through the logits processors in ``dictation/``. The ids are cut at random, not as a tokenizer
-would cut the text, so that an answer that was tokenised again anywhere shows; their logprobs are the engine's own.
+with it. It can also dictate what a model says that has nothing to say (a random one): the reference engine takes ids
+from a header, SGLang and vLLM through the logits processors in ``dictation/``. The ids are cut at random, not as a
+tokenizer would cut the text, so that an answer that was tokenised again anywhere shows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Call:
 
     def read(self) -> None:
         """Read the recorded answer."""
-        if self.status != 200:
+        if self.status != 200 or not self.is_whole:
             return
         events = list(_events(self.body)) if self.asked.get("stream") else [json.loads(self.body)]
         for event in events:
@@ -102,16 +102,20 @@ class Call:
 
 
 class Witness:
-    """The pass-through. ``words``: the texts that the first calls are to be answered with, in order; then nothing is
-    dictated any more."""
+    """The pass-through.
 
-    def __init__(self, engine: str, words: list[str], dictation: str) -> None:
+    ``words``: the texts that the first calls are to be answered with, in order; then nothing is dictated any more.
+    ``cut``: the number of the call whose connection to the router breaks before its answer is whole.
+    """
+
+    def __init__(self, engine: str, words: list[str], dictation: str, cut: int | None = None) -> None:
         self.engine = engine
         self.calls: list[Call] = []
         self.url = ""
         self._words = iter(words)
         self._random = random.Random(0)
         self._dictation = dictation
+        self._cut_call = cut
         self._http: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
@@ -147,6 +151,10 @@ class Witness:
             async for chunk in answer.content.iter_any():
                 if call is not None:
                     call.body += chunk
+                    if len(self.calls) == self._cut_call:
+                        assert request.transport is not None
+                        request.transport.abort()
+                        return response
                 await response.write(chunk)
             await response.write_eof()
         if call is not None:
