@@ -138,7 +138,9 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="FILE", help="write everything that was seen there")
     parser.add_argument("--log-level", default="error", help="the router's")
     parser.add_argument("command", nargs="+", help="the agent, after --")
-    return asyncio.run(run(parser.parse_args()))
+    options = parser.parse_args()
+    options.command = [str(Path(part).absolute()) if Path(part).is_file() else part for part in options.command]
+    return asyncio.run(run(options))
 
 
 if __name__ == "__main__":

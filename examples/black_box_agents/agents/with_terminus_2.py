@@ -44,7 +44,7 @@ class Here(BaseEnvironment):
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         shutil.copytree(source_dir, target_dir, dirs_exist_ok=True)
 
-    async def exec(self, command, cwd=None, env=None, timeout_sec=None, user=None, **more) -> ExecResult:  # noqa: ANN001, ANN003
+    async def exec(self, command, cwd=None, env=None, timeout_sec=None, user=None, **more) -> ExecResult:
         process = await asyncio.create_subprocess_exec(
             *("bash", "-c", command),
             cwd=cwd,
