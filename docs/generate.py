@@ -18,7 +18,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from router_core import PluginSettings, hookspecs
@@ -125,7 +125,7 @@ def _type(annotation: Any) -> str:
         return f"list of {_type(arguments[0])}"
     if origin is dict:
         return "table"
-    names = {str: "text", int: "integer", float: "number", bool: "true or false"}
+    names = {SecretStr: "secret", str: "text", int: "integer", float: "number", bool: "true or false"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
