@@ -134,7 +134,8 @@ def _signature(function: Any) -> str:
 
 
 def _code(kind: str) -> str:
-    return f"`{kind}`".replace("|", "\\|") if kind else ""
+    """As code, without the character that ends a table's cell."""
+    return f"`{kind.replace(' | ', ' or ')}`" if kind else ""
 
 
 def _text(told: str) -> str:

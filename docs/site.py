@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
+ROW = re.compile(r"(?m)^\|.*\|$")
+SPAN = re.compile(r"`[^`\n]+`")
 BLOCK = re.compile(r"(?ms)^```.*?^```$")
 
 
@@ -44,7 +46,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    return rewritten(markdown, page.file.src_uri)
+    return ROW.sub(_unescaped, rewritten(markdown, page.file.src_uri))
+
+
+def _unescaped(row: re.Match[str]) -> str:
+    """A table's row: in code GitHub wants a bar escaped, and Python's Markdown shows the backslash."""
+    return SPAN.sub(lambda code: code[0].replace("\\|", "|"), row[0])
 
 
 def rewritten(markdown: str, page: str) -> str:
