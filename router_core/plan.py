@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from router_core.deadline import run_within
@@ -117,10 +118,10 @@ class Plan:
         known: Identity | None = None
         for plugin, call in self._identify:
             found = _guarded(plugin, "identify", call, exchange)
-            if isinstance(found, Identity):
+            if isinstance(found, Identity) and found.is_text:
                 known = found if known is None else known.completed_by(found)
             elif found is not None:
-                _refuse(plugin, "identify", f"answered {found!r}, not an Identity")
+                _refuse(plugin, "identify", f"answered {found!r}, not an Identity of texts")
         return known
 
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> tuple[Sequence[Worker], dict[str, str]]:
@@ -142,7 +143,7 @@ class Plan:
                 continue
             out.update((worker.url, f"left out by plugin {plugin.name}") for worker in workers if worker not in kept)
             workers = kept
-        return workers, out
+        return tuple(workers), out
 
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores:
         """The weighted sum of all scores; every one of ``workers`` has a value."""
@@ -160,6 +161,7 @@ class Plan:
         return total
 
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
+        scores = MappingProxyType(scores)  # the core still needs them
         for plugin, call in self._pick:
             picked = _guarded(plugin, "pick_worker", call, exchange, workers, scores)
             if picked is None:
@@ -194,7 +196,7 @@ class Plan:
         except PASSING:
             raise
         except FAULTS as error:
-            if _is_cancelled(error):
+            if is_cancelled(error):
                 raise
             failure = plugin.failed(hook, error)
             if plugin.on_error == "skip":
@@ -212,11 +214,16 @@ class Plan:
             return await attempt(exchange)
         plugin, call = self._around[depth]
         has_called = False
+        of_another: BaseException | None = None  # further in, and no failure of this plugin
 
         async def call_next(_: Exchange) -> Answer:
-            nonlocal has_called
+            nonlocal has_called, of_another
             has_called = True
-            return await self._layer(depth + 1, exchange, attempt)
+            try:
+                return await self._layer(depth + 1, exchange, attempt)
+            except BaseException as error:
+                of_another = error
+                raise
 
         next_: CallNext = call_next
         try:
@@ -224,7 +231,7 @@ class Plan:
         except PASSING:
             raise
         except FAULTS as error:
-            if _is_cancelled(error):
+            if error is of_another or is_cancelled(error):
                 raise
             failure = plugin.failed("around_upstream", error)
             if plugin.on_error == "skip" and not has_called:
@@ -278,7 +285,7 @@ def observe(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: An
     return True
 
 
-def _is_cancelled(error: BaseException) -> bool:
+def is_cancelled(error: BaseException) -> bool:
     """Whether this is a cancellation of the task that runs the hook, and not one that the plugin raised itself."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
