@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from router_core.deadline import finish_within
@@ -128,10 +129,10 @@ class Plan:
                 found = call(exchange)
             except FAULTS as error:
                 found = _failed(plugin, "identify", error)
-            if isinstance(found, Identity):
+            if isinstance(found, Identity) and found.is_text:
                 known = found if known is None else known.completed_by(found)
             elif found is not None:
-                _refuse(plugin, "identify", f"answered {found!r}, not an Identity")
+                _refuse(plugin, "identify", f"answered {found!r}, not an Identity of texts")
         return known
 
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> tuple[Sequence[Worker], dict[str, str]]:
@@ -158,7 +159,7 @@ class Plan:
                 left_out = f"left out by plugin {plugin.name}"
                 out.update((worker.url, left_out) for worker in workers if worker not in kept)
             workers = kept
-        return workers, out
+        return tuple(workers), out
 
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores:
         """The weighted sum of all scores; every one of ``workers`` has a value."""
@@ -179,6 +180,7 @@ class Plan:
         return total
 
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
+        scores = MappingProxyType(scores)  # the core still needs them
         for plugin, call in self._pick:
             try:
                 picked = call(exchange, workers, scores)
@@ -237,7 +239,7 @@ class Plan:
         except PASSING:
             raise
         except FAULTS as error:
-            if _is_cancelled(error):
+            if error is inner.error or is_cancelled(error):
                 raise
             failure = plugin.failed("around_upstream", error)
             if plugin.on_error == "skip" and not inner.is_called:
@@ -303,7 +305,7 @@ def observe(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: An
     return True
 
 
-def _is_cancelled(error: BaseException) -> bool:
+def is_cancelled(error: BaseException) -> bool:
     """Whether this is a cancellation of the task that runs the hook, and not one that the plugin raised itself."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
@@ -312,15 +314,21 @@ def _is_cancelled(error: BaseException) -> bool:
 class _Inner:
     """What a layer of the onion is given to call: the layers inside it. It may be called more than once."""
 
-    __slots__ = ("_attempt", "_depth", "_exchange", "_plan", "is_called")
+    __slots__ = ("_attempt", "_depth", "_exchange", "_plan", "error", "is_called")
 
     def __init__(self, plan: Plan, depth: int, exchange: Exchange, attempt: CallNext) -> None:
         self._plan, self._depth, self._exchange, self._attempt = plan, depth, exchange, attempt
         self.is_called = False
+        self.error: BaseException | None = None
+        """What came from further in, and is no failure of this layer's plugin."""
 
-    def __call__(self, exchange: Exchange) -> Awaitable[Answer]:
+    async def __call__(self, exchange: Exchange) -> Answer:
         self.is_called = True
-        return self._plan.inner(self._depth, self._exchange, self._attempt)
+        try:
+            return await self._plan.inner(self._depth, self._exchange, self._attempt)
+        except BaseException as error:
+            self.error = error
+            raise
 
 
 class _Waits:
@@ -348,7 +356,7 @@ def _failed(plugin: LoadedPlugin, hook: str, error: BaseException) -> Any:
 
     Returns None where the plugin is to be skipped.
     """
-    if isinstance(error, PASSING if hook in ASYNC else Reject) or _is_cancelled(error):
+    if isinstance(error, PASSING if hook in ASYNC else Reject) or is_cancelled(error):
         raise error
     failure = plugin.failed(hook, error)
     if plugin.on_error != "skip":

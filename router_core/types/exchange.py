@@ -67,6 +67,11 @@ class Identity:
     version_tag: str | None = None
     """The oldest weight version that may serve it."""
 
+    @property
+    def is_text(self) -> bool:
+        """Whether every field is None or a text: other plugins rely on that."""
+        return all(part is None or isinstance(part, str) for part in (self.group, self.trajectory, self.version_tag))
+
     def completed_by(self, other: Identity) -> Identity:
         """This identity, with what it does not know taken from another one."""
         return Identity(

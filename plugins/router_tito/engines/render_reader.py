@@ -227,11 +227,23 @@ class RenderReader:
         return choice
 
     def _slim(self, generated: Json, choice: Json) -> Json:
-        """What the worker needs back; experts and logprobs that nobody wants to see do not travel again."""
+        """What the worker needs back; experts and logprobs that nobody wants to see do not travel again.
+
+        Nor does the token that ended the answer: vLLM's own chat leaves it out of the text, its derendering does not.
+        """
         kept = {**choice, "routed_experts": None}
+        if self._ends_with_stop_token(choice):
+            kept["token_ids"] = kept["token_ids"][:-1]
         if not self.ask.asks("logprobs"):
             kept["logprobs"] = None
         return {**generated, "choices": [kept], "prompt_token_ids": None}
+
+    def _ends_with_stop_token(self, choice: Json) -> bool:
+        if choice.get("finish_reason") != "stop" or isinstance(choice.get("stop_reason"), str):
+            return False
+        # An answer of that token alone stays whole, which vLLM wants to have one token at least.
+        is_shown = bool(self.ask.body.get("include_stop_str_in_output"))
+        return not is_shown and bool(choice.get("token_ids")) and len(self._ids) > 1
 
     @staticmethod
     def _reason(choice: Json, message: Mapping[str, Any]) -> str:

@@ -132,13 +132,13 @@ class RenderingVllm:
         }
 
     def _stream_piece(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """As vLLM does it: what was said before is read again, and the difference told."""
+        """As vLLM does it: what was said before is read again, and the difference told, control tokens included."""
         state = body["stream_state"] or {"output_token_ids": [], "tools_streamed": False}
         (choice,) = body["generate_chunk"]["choices"]
         parser = AnswerParser(FORMS["qwen"], body["chat_request"].get("tools") or [])
-        parser.feed(self._text(state["output_token_ids"]))
+        parser.feed(self.tokenizer.decode(state["output_token_ids"]))
         ids = [*state["output_token_ids"], *choice["token_ids"]]
-        added = parser.feed(self._text(ids)[len(self._text(state["output_token_ids"])) :])
+        added = parser.feed(self.tokenizer.decode(ids)[len(self.tokenizer.decode(state["output_token_ids"])) :])
         is_last = choice["finish_reason"] is not None
         rest = parser.end() if is_last else Delta()
         delta: dict[str, Any] = {} if state["output_token_ids"] else {"role": "assistant"}

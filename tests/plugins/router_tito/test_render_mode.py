@@ -29,7 +29,7 @@ async def test_a_tool_session_by_the_sdk_is_one_sequence(stream: bool) -> None:
         assert called["tool_calls"][0]["function"] == {"name": "ls", "arguments": '{"path": "/tmp"}'}
         messages += [called, tool("a.txt", called["tool_calls"][0]["id"])]
         answered = await ask(client, messages, stream=stream, tools=TOOLS)
-        assert answered["content"].strip() == "two files"
+        assert answered["content"].strip() == "two files"  # without the token that ended it
         messages += [answered, user("And now?")]
         await ask(client, messages, stream=stream, tools=TOOLS)
         (branch,) = made.branches()
@@ -83,6 +83,22 @@ async def test_usage_and_ids_are_told_as_asked(stream: bool) -> None:
         assert usage["completion_tokens"] == len(ids) and usage["prompt_tokens_details"] == {"cached_tokens": 7}
         answer = await made.chat(START)
         assert "token_ids" not in answer.json()["choices"][0] or answer.json()["choices"][0]["token_ids"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_token_that_ends_an_answer_is_shown_to_those_who_ask_for_it(stream: bool) -> None:
+    async with captured_worker("vllm", mode="render") as (worker, made):
+        vllm = RenderingVllm(worker, WORDS[2:] * 2)
+        ids = trained_tokenizer().encode(WORDS[2])
+        for asked, shown in (({}, ids[:-1]), ({"include_stop_str_in_output": True}, ids)):
+            await made.chat(START, stream=stream, **asked)
+            pieces = [
+                (body.get("generate_chunk") or body.get("generate_response"))["choices"][0]["token_ids"]
+                for body in vllm.bodies(DERENDER)
+            ]
+            assert [token for piece in pieces for token in piece] == shown
+            vllm.calls.clear()
+        assert all(list(branch.transitions[0].completion_ids) == ids for branch in made.branches())
 
 
 @pytest.mark.parametrize("stream", [False, True])
