@@ -48,18 +48,21 @@ def check_result(result: ModelTurnResult) -> tuple[Ids, Ids, Logprobs]:
     return prompt, completion, pack_logprobs(result.logprobs, len(completion))
 
 
-def message_ends(indices: Sequence[int] | None, start: int, first: int, count: int, length: int) -> list[int]:
+def message_ends(
+    indices: Sequence[int] | None, start: int, first: int, count: int, length: int, labelled: int = 0
+) -> list[int]:
     """End positions of messages ``first`` to ``count - 1`` in a prompt of which ``start`` tokens are stored already.
 
     A token goes to the message it is labelled with; one without an owner, or of a message that is stored already, to
     the next message; what is left over at the end is the generation prompt. Without labels the first new message
-    takes all, and nothing is guessed about the rest. ``TurnRefusedError`` if the labels run backwards.
+    takes all, and nothing is guessed about the rest. The labels begin with token ``labelled``. ``TurnRefusedError`` if the labels run backwards.
     """
     if indices is None:
         return [length] * (count - first)
-    if len(indices) != length:
-        raise TurnRefusedError("bad_indices", f"{len(indices)} message indices for {length} prompt tokens")
-    labels = np.asarray(indices[start:], dtype=np.int64)
+    if len(indices) != length - labelled or not 0 <= labelled <= start:
+        why = f"{len(indices)} message indices from {labelled} on for {length} prompt tokens, {start} of them stored"
+        raise TurnRefusedError("bad_indices", why)
+    labels = np.asarray(indices[start - labelled :], dtype=np.int64)
     positions = np.flatnonzero(labels >= first)
     owners = labels[positions]
     if owners.size and (bool((np.diff(owners) < 0).any()) or int(owners[-1]) >= count):
@@ -114,12 +117,12 @@ def build_nodes(
     path = graph.exact_path(turn.path, turn.keys, turn.context, prompt)
     reused = graph.nodes[path[-1]].end if path else 0
     _check_reuse(graph, turn, result.reused_prefix_length, reused, prompt)
-    first, count = len(path), len(turn.messages)
-    ends = message_ends(result.prompt_message_indices, reused, first, count, len(prompt))
+    first, count = len(path), len(turn.keys)
+    ends = message_ends(result.prompt_message_indices, reused, first, count, len(prompt), result.labelled_from)
     builder = _NodeBuilder(graph, turn.context, path[-1] if path else ROOT)
     start = reused
-    for index, end in zip(range(first, count), ends, strict=True):
-        builder.add(turn.messages[index], turn.keys[index], prompt[start:end], sampled_start=end - start)
+    for message, key, end in zip(turn.messages_from(first), turn.keys[first:], ends, strict=True):
+        builder.add(message, key, prompt[start:end], sampled_start=end - start)
         start = end
     message, key = _read_answer(matcher, result)
     head = prompt[start:]

@@ -53,6 +53,14 @@ def pack_logprobs(logprobs: Sequence[float | None] | None, count: int) -> Logpro
     return packed
 
 
+def begins_with(ids: Ids, beginning: Ids) -> bool:
+    """Whether ``ids`` begin with all of ``beginning``."""
+    count = len(beginning)
+    if count > len(ids):
+        return False
+    return not count or np.array_equal(np.frombuffer(ids, np.int32, count), np.frombuffer(beginning, np.int32))
+
+
 def first_difference(left: Ids, right: Ids) -> int:
     """Position of the first token in which the two differ, or the shorter length."""
     count = min(len(left), len(right))

@@ -154,5 +154,5 @@ def _load_rows(graph: MessageGraph, node: MessageNode, entries: list[Mapping[str
         shape = graph.expert_shape = graph.expert_shape or rows.shape[1:]
         if rows.ndim != 3 or rows.shape[1:] != shape or not 0 <= entry["offset"] <= len(node.token_ids) - len(rows):
             raise TraceError(f"node {node.node_id} of the dump has routed experts of shape {rows.shape}")
-        graph.nbytes += stored.fill(entry["offset"], rows, len(node.token_ids))
+        graph.node_bytes += stored.fill(entry["offset"], rows, len(node.token_ids))
     return stored
