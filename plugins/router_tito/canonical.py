@@ -100,6 +100,14 @@ def join_parts(content: Sequence[Any]) -> str | None:
     return None if None in texts else "".join(text for text in texts if text is not None)
 
 
+def has_media(message: Mapping[str, Any]) -> bool:
+    """Whether a message holds anything but text."""
+    content = message.get("content")
+    return isinstance(content, list | tuple) and any(
+        isinstance(part, Mapping) and part.get("type", "text") not in TEXT_PARTS for part in content
+    )
+
+
 def canonical_content(content: Any) -> Any:
     """Text as it is, None as "", text parts joined; other parts stay in a list with their neighbours joined."""
     if content is None:

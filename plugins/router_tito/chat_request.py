@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -36,7 +36,7 @@ class ChatRequest:
             return None
         if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
             return None
-        if not all(isinstance(message, dict) for message in body["messages"]):
+        if set(map(type, body["messages"])) != {dict}:
             return None
         is_readable = isinstance(body.get("tools") or [], list)
         return cls(body) if is_readable and isinstance(body.get("chat_template_kwargs") or {}, dict) else None
@@ -98,13 +98,3 @@ class ChatRequest:
     def replace(self, overrides: Mapping[str, Any]) -> ChatRequest:
         """The same request with other values of some keys."""
         return ChatRequest({**self.body, **overrides}) if overrides else self
-
-
-def has_media(messages: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a message holds anything but text."""
-    return any(
-        isinstance(part, Mapping) and part.get("type", "text") not in ("text", "input_text", "output_text")
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .errors import RenderError
-from .node import Message
 from .packed import Ids, first_difference
 from .render import RenderedPrompt, Renderer
 from .session_trace import Mismatch

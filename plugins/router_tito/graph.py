@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from .canonical import has_media
 from .experts import RoutedRows
 from .lines import Line, Lines, make_line
 from .matcher import STRICT_MATCHER, MessageKey
@@ -52,6 +53,8 @@ class MessageGraph:
         """Sampled nodes by request key, oldest first."""
         self.expert_shape: tuple[int, int] | None = None
         """(num_layers, top_k) of the routed experts, None as long as there are none."""
+        self.has_media = False
+        """Whether any message holds anything but text."""
         self.lines = Lines()
         self.node_bytes = 0
         """Bytes of nodes and contexts."""
@@ -101,6 +104,7 @@ class MessageGraph:
                 self.contexts[node.context] = context
                 self.node_bytes += len(json.dumps([context.tools, dict(context.template_kwargs)]))
             self.nodes.append(node)
+            self.has_media = self.has_media or has_media(node.message)
             self.node_bytes += NODE_BYTES + 4 * len(node.token_ids) + 8 * len(node.logprobs)
             self.node_bytes += len(json.dumps(node.message))
             if node.turn is not None:

@@ -55,7 +55,8 @@ def message_ends(
 
     A token goes to the message it is labelled with; one without an owner, or of a message that is stored already, to
     the next message; what is left over at the end is the generation prompt. Without labels the first new message
-    takes all, and nothing is guessed about the rest. The labels begin with token ``labelled``. ``TurnRefusedError`` if the labels run backwards.
+    takes all, and nothing is guessed about the rest. The labels begin with token ``labelled``. ``TurnRefusedError`` if
+    they run backwards.
     """
     if indices is None:
         return [length] * (count - first)

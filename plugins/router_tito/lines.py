@@ -78,7 +78,6 @@ class Line:
             self.untwinned = next(places, len(self.path)) if twinned else len(self.path)
         return min(self.plain, self.untwinned)
 
-
     def common(self, messages: Sequence[Any], twinned: Set[int]) -> int:
         """How many of ``messages`` begin with all that is clear here, 0 if they do not.
 
