@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .canonical import is_plain
+from .canonical import is_plain_message
 from .errors import MessageError, TokenMismatchError, TurnRefusedError
 from .node import ROOT, How, Message, MessageNode, ModelTurnResult, TurnFacts
 from .packed import Ids, Logprobs, check_ids, first_difference, pack_ids, pack_logprobs
@@ -95,7 +95,7 @@ class _NodeBuilder:
             message=message,
             key=key,
             context=self._context,
-            is_plain=is_plain(message),
+            is_plain=is_plain_message(message),
             depth=parent.depth + 1 if parent else 1,
             start=parent.end if parent else 0,
             token_ids=token_ids,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from .canonical import is_plain
+from .canonical import is_plain_message
 from .matcher import MessageKey
 from .packed import Ids
 
@@ -39,7 +39,7 @@ class Line:
     keys: list[MessageKey]
     ids: Ids
     plain: int
-    """Leading messages of ``sent`` without numbers and booleans, for which ``==`` means equality of JSON values."""
+    """Leading messages of ``sent`` without numbers and booleans that count: for them ``==`` means the same message."""
     own_bytes: int
     """Length of the JSON of those of ``sent`` that are not the stored messages themselves."""
     request: Any
@@ -138,7 +138,7 @@ def make_line(
     known: Line | None,
 ) -> Line:
     """A line whose first ``plain`` messages are those of ``known``; ``own`` is the ``own_bytes`` of the others."""
-    while plain < len(sent) and is_plain(sent[plain]):
+    while plain < len(sent) and is_plain_message(sent[plain]):
         plain += 1
     asked = keys[:-1]
     request = known.hash_of(asked) if known is not None else _hash(context, asked)

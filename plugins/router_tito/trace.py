@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from .canonical import is_plain
+from .canonical import is_plain_message
 from .errors import MessageError, TraceError, TurnRefusedError
 from .graph import MessageGraph
 from .intake import build_nodes, is_repeat
@@ -67,7 +67,7 @@ class Trace:
         stored = [self.graph.nodes[node_id].message for node_id in match.path[len(known) :]]
         tail = tuple(deepcopy(dict(message)) for message in messages[len(match.path) :])
         again = zip(stored, messages[len(known) : len(match.path)], strict=True)
-        sent = [mine if mine == theirs and is_plain(mine) else deepcopy(dict(theirs)) for mine, theirs in again]
+        sent = [mine if mine == theirs and is_plain_message(mine) else deepcopy(dict(theirs)) for mine, theirs in again]
         turn = PendingTurn(
             graph=self.graph,
             turn_id=self.next_turn_id,

@@ -47,6 +47,15 @@ def test_of_twins_the_one_that_was_delivered_is_gone_on_from_though_the_other_is
     assert trace.prepare_turn([*START, assistant("a"), user("more")]).path[-1] == first != second
 
 
+def test_numbers_that_do_not_count_do_not_slow_a_line_down() -> None:
+    """Agents that gather a stream send the index of each call back."""
+    trace = Trace()
+    calling = assistant(None, tool_calls=[{**call("f", "{}"), "index": 0}], weight=1)
+    grown(trace, [*START, calling, user("more")], [10], assistant("a"))
+    turn = trace.prepare_turn([*START, calling, user("more"), assistant("a"), user("on")])
+    assert turn.match.count == len(turn.path) == 5
+
+
 def test_true_is_not_one() -> None:
     trace = Trace()
     calling = assistant(None, tool_calls=[call("f", {"x": 1})])  # type: ignore[arg-type]  # agents send that, too
