@@ -14,7 +14,7 @@ import orjson
 
 from router_core import EventSplitter, event_data
 
-from .cut import cut_logprobs
+from .cut import cut_ids, cut_logprobs
 from .deltas import MessageBuilder
 from .interface import Ask, Reading
 
@@ -28,6 +28,11 @@ IDENTITY = frozenset({"id", "object", "created", "model", "choices", "system_fin
 
 class ChatReader(ABC):
     """`AnswerReader` for chat answers; a kind of worker says where it puts ids and what it adds."""
+
+    prompt_key: bytes
+    """Key of the prompt's ids in an answer."""
+    prompt_flag: str
+    """The client's key that asks to see them."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -75,6 +80,7 @@ class ChatReader(ABC):
         rest = body
         if cut is not None:
             rest, self._logprobs = cut
+        rest = self._without_prompt(rest)
         answer = _decode(rest)
         if answer is None:
             self.reading.fault = "unreadable_answer"
@@ -108,6 +114,7 @@ class ChatReader(ABC):
 
     # ------------------------------------------------------------------------------------------------------- reading
     def _read_event(self, event: bytes) -> bytes:
+        event = self._without_prompt(event)
         is_plain = event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2
         data = event[6:-2] if is_plain else event_data(event)
         if data is None:
@@ -143,6 +150,17 @@ class ChatReader(ABC):
             reading.finish_reason = str(choice["finish_reason"])
         is_changed = self._take_logprobs(choice) if choice is not None else False
         return self.take(answer, choice) or is_changed
+
+    def _without_prompt(self, text: bytes) -> bytes:
+        """An answer or event without the prompt's ids, where they are the given ones and not for the client to see."""
+        ask = self.ask
+        if ask.prompt_ids is None or self.reading.prompt_ids is not None or ask.asks(self.prompt_flag):
+            return text
+        rest = cut_ids(text, self.prompt_key, ask.prompt_json)
+        if rest is None:
+            return text
+        self.reading.prompt_ids = ask.prompt_ids
+        return rest
 
     def _take_logprobs(self, choice: Json) -> bool:
         told = choice.get("logprobs")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from router_core import ControlClient, Request, Worker
+from router_tito.packed import ids_json
 from router_tito.tokenizer import Tokenizer
 
 
@@ -22,6 +23,15 @@ class Ask:
     """Whether the ids begin with some of the session's trace; else they are the messages by the template alone."""
     wants_experts: bool = False
     """Whether routed experts are to be asked for."""
+    _json: list[bytes] = field(default_factory=list, repr=False, compare=False)
+    """The ids' JSON once it was made; every attempt shares it."""
+
+    @property
+    def prompt_json(self) -> bytes:
+        """The ids as a JSON list, made once; ``orjson.Fragment`` puts it into a body."""
+        if not self._json:
+            self._json.append(ids_json(self.prompt_ids or ()))
+        return self._json[0]
 
     @property
     def is_streamed(self) -> bool:

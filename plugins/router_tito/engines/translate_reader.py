@@ -14,6 +14,7 @@ from router_core import EventSplitter, event_data
 from router_tito.parsers import AnswerParser, Delta
 
 from .chat_writer import DONE_EVENT, ChatWriter, logprob_entry, usage
+from .cut import cut_ids
 from .deltas import MessageBuilder
 from .interface import Ask, Reading
 from .shown import Shown, ShownOtherwiseError
@@ -24,6 +25,7 @@ Json: TypeAlias = dict[str, Any]
 
 DONE = b"[DONE]"
 SHOWN_OTHERWISE = "shown_otherwise"
+PROMPT_KEY = b"prompt_token_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class TranslatedReader(ABC):
 
     # ------------------------------------------------------------------------------------------------- AnswerReader
     async def whole(self, body: bytes) -> bytes:
-        answer = _decode(body)
+        answer = _decode(self._without_prompt(body))
         if answer is None:
             self.reading.fault = "unreadable_answer"
             return body
@@ -139,6 +141,14 @@ class TranslatedReader(ABC):
         return b"".join([rest, *self._broken, DONE_EVENT if self._is_done else b""])
 
     # ------------------------------------------------------------------------------------------------------- reading
+    def _without_prompt(self, text: bytes) -> bytes:
+        """An answer or event without the prompt's ids, where they are the given ones."""
+        rest = cut_ids(text, PROMPT_KEY, self.ask.prompt_json)
+        if rest is None:
+            return text
+        self.reading.prompt_ids = self.ask.prompt_ids
+        return rest
+
     def _read_event(self, event: bytes) -> bytes:
         data = event_data(event)
         if data is None:
@@ -146,7 +156,7 @@ class TranslatedReader(ABC):
         if data == DONE:
             self._is_done = True
             return b""
-        answer = _decode(data)
+        answer = _decode(self._without_prompt(data))
         if answer is None:
             self.reading.fault = "unreadable_answer"
             return b""

@@ -62,7 +62,7 @@ class SglangGenerate:
         if schema := json_schema(body):
             sampling["json_schema"] = schema
         call: Json = {
-            "input_ids": list(ask.prompt_ids),
+            "input_ids": orjson.Fragment(ask.prompt_json),
             "sampling_params": sampling,
             "return_logprob": True,
             "return_prompt_token_ids": True,

@@ -66,7 +66,7 @@ class VllmCompletions:
             )
         call: Json = {
             **fields,
-            "prompt": list(ask.prompt_ids),
+            "prompt": orjson.Fragment(ask.prompt_json),
             "max_tokens": most,
             "logprobs": top_logprobs(body),
             IDS_FLAG: True,

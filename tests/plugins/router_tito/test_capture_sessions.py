@@ -90,6 +90,9 @@ async def test_the_sessions_sampling_parameters_and_model_override_the_agents_an
         ({"sampling_params": {"messages": []}}, "sampling_params.messages"),
         ({"sampling_params": {"n": 2}}, "sampling_params.n"),
         ({"sampling_params": {"stream": True}}, "sampling_params.stream"),
+        ({"sampling_params": {"use_beam_search": True}}, "sampling_params.use_beam_search"),
+        ({"sampling_params": {"continue_final_message": True}}, "sampling_params.continue_final_message"),
+        ({"sampling_params": {"echo": True}}, "sampling_params.echo"),
         ({"max_turns": 0}, "max_turns"),
         ({"max_turns": True}, "max_turns"),
         ({"max_total_tokens": 1.5}, "max_total_tokens"),
@@ -349,6 +352,10 @@ async def test_capabilities_tell_modes_and_the_templates_self_test() -> None:
         assert told["tokenizer"]["is_ready"] is True
         assert told["tokenizer"]["self_test"]["is_bridgeable"] is True
         assert set(told["session_keys"]) >= {"model", "sampling_params", "max_turns"}
+        assert set(told["modes"]) == {"inject", "translate", "render", "observe"}
+        assert set(told["samples"]["formats"]) >= {"neutral", "psrl", "skyrl", "slime", "verl", "trl"}
+        assert told["samples"]["pickers"] == ["all_leaves", "drop_abandoned", "longest"]
+        assert told["samples"]["encodings"] == ["json", "npz", "safetensors"]
         assert (await exchange_once(made.port, "POST", "/sessions/capabilities")).status == 405
 
 
