@@ -114,8 +114,10 @@ class EngineControl:
         injects = settings.inject_rid and exchange.target == "/generate"
         if not injects and not self._is_read(exchange, settings.max_rid_body_bytes):
             return []
-        if not injects and b'"rid"' not in await request.body():
-            return []
+        if not injects:
+            body = request.ready_body
+            if b'"rid"' not in (await request.body() if body is None else body):
+                return []
         try:
             call = await request.json()
         except MalformedBody:

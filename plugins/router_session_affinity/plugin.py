@@ -165,6 +165,8 @@ class SessionAffinity:
         settings: SessionAffinity.Settings = exchange.settings(self)
         wish = read_wish(exchange.request.headers, pins_are_hard=settings.hard_pins)
         key = None if wish.is_sticky is False else self._key(exchange, settings, wish)
+        if key is None and wish.pin is None:
+            return  # nothing keeps it anywhere
         mode = "sticky" if wish.is_sticky else settings.mode
         exchange.state[AFFINITY] = Affinity(wish, key, mode, self._gate(settings))
 
