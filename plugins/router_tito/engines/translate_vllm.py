@@ -46,7 +46,7 @@ class VllmCompletions:
         call = self.call(ask, worker)
         await self.parsing.prepare()
         request.path = PATH
-        request.set_body(orjson.dumps(call))
+        request.set_body(orjson.dumps({**call, "prompt": orjson.Fragment(ask.prompt_json)}))
 
     def call(self, ask: Ask, worker: Worker) -> Json:
         """The request. Raises Reject (400) naming a field that cannot be said in it."""
@@ -66,7 +66,7 @@ class VllmCompletions:
             )
         call: Json = {
             **fields,
-            "prompt": orjson.Fragment(ask.prompt_json),
+            "prompt": list(ask.prompt_ids),
             "max_tokens": most,
             "logprobs": top_logprobs(body),
             IDS_FLAG: True,
