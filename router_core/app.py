@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.routing import BaseRoute
@@ -51,7 +51,12 @@ class Application:
     """
 
     def __init__(
-        self, config: Config, *, clock: Clock | None = None, read_config: Callable[[], Config] | None = None
+        self,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        read_config: Callable[[], Config] | None = None,
+        make_worker: Callable[..., Worker] = Worker,
     ) -> None:
         """Raises ConfigError, before anything serves."""
         settings = config.router
@@ -60,6 +65,10 @@ class Application:
         self.start_error: ConfigError | None = None
         """Why it did not start."""
         self._read_config = read_config
+        self.reload_all: Callable[[], Awaitable[dict[str, Any]]] = self.reload
+        """What ``POST /admin/reload`` does: with several processes it has all of them reload."""
+        self.tell: Callable[[str, Any], Awaitable[list[Any]]] = self._tell_here
+        """Tells a plugin something in every process."""
         self._clock = clock or Clock()
         self._tasks = Tasks(settings.max_background_tasks)
         self._work = Tasks(settings.max_background_tasks)
@@ -74,6 +83,7 @@ class Application:
             on_change=self._worker_changed,
             on_room=self.holds.wake_for_workers,
             allowed=_allowed_workers(config),
+            make_worker=make_worker,
         )
         self.sessions = SessionTable(
             self._clock,
@@ -88,9 +98,16 @@ class Application:
             max_field_bytes=settings.max_field_bytes,
         )
         self._shared = Shared(
-            self._clock, self.workers, self.sessions, self.holds, self._control, core_routes=self._core_routes
+            self._clock,
+            self.workers,
+            self.sessions,
+            self.holds,
+            self._control,
+            core_routes=self._core_routes,
+            tell=lambda plugin, message: self.tell(plugin, message),
         )
         sources, middlewares = _middleware_paths(config)
+        _check_processes(config, middlewares)
         self.generation = Generation(1, config, sources, self._shared)
         self._generations.append(self.generation)
         self._stalls.know(self.registry.plugins)
@@ -134,7 +151,7 @@ class Application:
             *HealthRoutes(self.workers, generation.router.warming).routes(),
             *StatsRoutes(self.workers, self._clock).routes(),
             *WorkerRoutes(self.workers, self._work, settings).routes(),
-            *OperatorRoutes(lambda: self._describe(generation), self.reload).routes(),
+            *OperatorRoutes(lambda: self._describe(generation), lambda: self.reload_all()).routes(),
         ]
 
     def _describe(self, generation: Generation) -> dict[str, Any]:
@@ -161,6 +178,7 @@ class Application:
         router.find_tokenizer = lambda name: self.outside.find_tokenizer(name)
         router.session_moved = lambda session_id, old, new: self.outside.session_moved(session_id, old, new)
         router.time_hooks = lambda: self.plans.time_hooks()
+        router.tell_all = lambda plugin, message: self.tell(self.outside.name_of(plugin), message)
         router.plugin_errors = lambda: self.outside.errors()
         router.plugin_metrics = lambda: self.outside.metrics()
         router.open_session = lambda body: self.generation.router.open_session(body)
@@ -211,15 +229,29 @@ class Application:
         if self._is_reloading or len(self._generations) > MAX_OLD_GENERATIONS:
             message = "a reload is under way, or too many former ones wait for their exchanges to end"
             raise Reject(409, "reload_running", message, retry_after_s=1)
+        fresh = await self.prepare(self._read_config)
+        return self.commit(fresh)
+
+    async def prepare(self, read_config: Callable[[], Config]) -> Generation:
+        """Builds and starts a generation beside the one that serves; `commit` or `abandon` it. Raises Reject."""
         self._is_reloading = True
         try:
-            fresh = await self._start_generation(self._read_config)
+            return await self._start_generation(read_config)
         except ConfigError as error:
             log.error("the configuration was not reloaded, the old one serves on: %s", error)
             raise Reject(400, "bad_configuration", str(error)) from error
         finally:
             self._is_reloading = False
+
+    async def abandon(self, fresh: Generation) -> None:
+        """Stops a prepared generation that will not serve."""
+        self._generations.remove(fresh)
+        await fresh.stop()
+
+    def commit(self, fresh: Generation) -> dict[str, Any]:
+        """Has a prepared generation serve from now on; the old one runs out."""
         old, self.generation = self.generation, fresh
+        fresh.outside.take_over(old.outside.hand_over())
         self.proxy.serving, self.front.routes = fresh.serving, fresh.routes
         self.router.warming = fresh.router.warming
         self._tasks.spawn(self._run_out(old), name=f"generation {old.number} runs out")
@@ -259,6 +291,9 @@ class Application:
         self._generations.remove(old)
         log.info("generation %d has ended", old.number)
 
+    async def _tell_here(self, plugin: str, message: Any) -> list[Any]:
+        return [await self.outside.told(plugin, message)]
+
     def _worker_changed(self, worker: Worker, old: WorkerState | None, new: WorkerState) -> None:
         for generation in list(self._generations):
             generation.outside.worker_changed(worker, old, new)
@@ -297,6 +332,14 @@ def _middleware_paths(config: Config) -> tuple[list[PluginSource], list[tuple[st
                     f"{path!r} is neither a plugin class nor an ASGI middleware class", where=where, key=key
                 )
     return sources, middlewares
+
+
+def _check_processes(config: Config, middlewares: Sequence[tuple[str, Any, str]]) -> None:
+    """A middleware, too, has to say that it works in several processes."""
+    for path, cls, where in middlewares:
+        if config.router.processes > 1 and getattr(cls, "several_processes", False) is not True:
+            message = f"middleware {path!r} does not say several_processes = True: router.processes must be 1"
+            raise ConfigError(message, where=where, key="router.processes")
 
 
 def _takes_router(cls: type[Any]) -> bool:

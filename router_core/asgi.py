@@ -38,6 +38,8 @@ class Routes(Protocol):
     session_nouns: frozenset[bytes]
     in_use: InUse
 
+    def is_of_plugin(self, scope: Scope) -> bool: ...
+
 
 class Front:
     """The innermost app. ``routes`` may be replaced: a request that has begun ends where it began."""

@@ -29,12 +29,14 @@ class WorkerTable:
         on_change: Changed,
         on_room: Callable[[], None] = lambda: None,
         allowed: AllowedWorkers | None = None,
+        make_worker: Callable[..., Worker] = Worker,
     ) -> None:
         self._clock = clock
         self._max_workers = max_workers
         self._on_change = on_change
         self._on_room = on_room
         self._allowed = allowed or AllowedWorkers()
+        self._make_worker = make_worker
         self._workers: dict[str, Worker] = {}
         self._generation = 0
         self._pick = 0
@@ -104,7 +106,7 @@ class WorkerTable:
             raise self._full()
         self._generation += 1
         if worker is None:
-            worker = Worker(
+            worker = self._make_worker(
                 id=_identity(parsed.key),
                 base_id=_identity(parsed.base),
                 url=url,
@@ -188,7 +190,7 @@ class WorkerTable:
         self.start_drain(worker)
         generation = worker.generation
         idle = self._idle.setdefault(worker, asyncio.Event())
-        if worker.inflight == 0:
+        if worker.own_inflight == 0:
             idle.set()
         try:
             async with asyncio.timeout(timeout_s):
@@ -199,7 +201,7 @@ class WorkerTable:
             del self._idle[worker]
         if self.is_current(worker, generation):
             self.remove(worker)
-        return worker.inflight == 0
+        return worker.own_inflight == 0
 
     # ------------------------------------------------------------------------------------------------- in and out
     def await_start(self, worker: Worker, generation: int, reason: str) -> bool:
@@ -236,15 +238,15 @@ class WorkerTable:
     def count(self, attempt: Attempt) -> None:
         """An attempt was given to its worker: one more in flight."""
         self._pick += 1
-        attempt.worker.inflight += 1
+        attempt.worker.count(1)
         attempt.worker.last_pick = self._pick
 
     def release(self, attempt: Attempt) -> None:
         """The attempt's last byte has passed, or it failed. The caller sees to it that this happens once."""
         worker = attempt.worker
-        worker.inflight -= 1
+        worker.count(-1)
         self._on_room()
-        if worker.inflight == 0 and (idle := self._idle.get(worker)) is not None:
+        if worker.own_inflight == 0 and (idle := self._idle.get(worker)) is not None:
             idle.set()
 
 

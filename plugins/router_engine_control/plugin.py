@@ -38,6 +38,7 @@ class EngineControl:
     """Fans control verbs out, answers questions from any worker, and aborts by rid."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         inject_rid: bool = per_exchange(False)

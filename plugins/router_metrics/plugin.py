@@ -23,6 +23,7 @@ class Metrics:
     """The router's own Prometheus page, and the place where other plugins' metrics appear."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         buckets_s: tuple[float, ...] = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

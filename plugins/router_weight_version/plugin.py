@@ -48,6 +48,7 @@ class WeightVersion:
     """Keeps requests from workers with older weights than they may have, and holds them while dispatch is paused."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         max_staleness: int | None = per_exchange(None, ge=0)
