@@ -193,8 +193,7 @@ class Supervisor:
                 slot.peer_port = message.peer_port
                 self._greet(slot)
             case Started():
-                slot.is_in = True
-                slot.send(Listen())
+                self._let_in(slot)
             case Ready():
                 self._be_ready(slot)
             case Failed():
@@ -236,9 +235,16 @@ class Supervisor:
             slot.send(message)
         slot.waits_for_state.clear()
 
+    def _let_in(self, slot: Slot) -> None:
+        """It knows what all know: it may take requests, in the beginning when every process may."""
+        slot.is_in = True
+        if self._has_begun or all(each.is_in for each in self._slots):
+            self._tell_peers()
+            for each in [slot] if self._has_begun else self._slots:
+                each.send(Listen())
+
     def _be_ready(self, slot: Slot) -> None:
         slot.is_ready = True
-        self._tell_peers()
         if self._has_begun:
             pid = slot.process.pid if slot.process is not None else 0
             log.info("process %d (pid %d) takes requests", slot.number, pid)
@@ -249,9 +255,10 @@ class Supervisor:
             log.info("%d processes share the port", len(self._slots))
 
     def _tell_peers(self) -> None:
-        peers = Peers([slot.peer_port if slot.is_ready else None for slot in self._slots])
+        peers = Peers([slot.peer_port if slot.is_in else None for slot in self._slots])
         for slot in self._slots:
-            slot.send(peers)
+            if slot.is_in:
+                slot.send(peers)
 
     def _lose(self, slot: Slot, pid: int, status: int, pause_s: float) -> None:
         """A process is gone: says what went with it."""
