@@ -27,6 +27,7 @@ from router_core import (
     per_exchange,
 )
 from router_weight_version.dispatch import PAUSED, Dispatch
+from router_weight_version.routes import VersionRoutes
 from router_weight_version.scan import VersionScanner
 from router_weight_version.session_tags import SessionTags
 from router_weight_version.version import MAX_DIGITS, newest_of, parse_version, why_too_old
@@ -85,6 +86,7 @@ class WeightVersion:
         self._tags = SessionTags(max_sessions=settings.max_sessions, ttl_s=settings.session_ttl_s)
         self._router: Router | None = None
         self._versions: WorkerVersions | None = None
+        self._routes = VersionRoutes(self)
         self._too_stale = 0
         self._withdrawn = 0
         self._drained = 0
@@ -96,6 +98,7 @@ class WeightVersion:
         settings = self.settings
         self._versions = WorkerVersions(
             router,
+            lambda message: router.tell_all(self, message),
             confirm_recovered=settings.confirm_recovered,
             path=settings.version_path,
             interval_s=settings.ask_interval_s,
@@ -106,10 +109,24 @@ class WeightVersion:
         self.dispatch.start(router)
 
     @hookimpl
-    def routes(self) -> Sequence[BaseRoute]:
-        from router_weight_version.routes import VersionRoutes
+    async def told(self, message: Sequence[Any]) -> Any:
+        return await self._routes.hear(*message)
 
-        return VersionRoutes(self).routes()
+    @hookimpl
+    def hand_over(self) -> Any:
+        return self.dispatch.pauses.described(lambda worker: worker.id)
+
+    @hookimpl
+    def take_over(self, state: Any) -> None:
+        self.dispatch.adopt(state, lambda worker_id: self.router.workers.get(worker_id))
+
+    def workers_of(self, ids: Sequence[str]) -> list[Worker]:
+        """The registered workers of these ids."""
+        return [worker for each in ids if (worker := self.router.workers.get(each)) is not None]
+
+    @hookimpl
+    def routes(self) -> Sequence[BaseRoute]:
+        return self._routes.routes()
 
     @hookimpl
     def worker_changed(self, worker: Worker, old: WorkerState | None, new: WorkerState) -> None:
@@ -146,6 +163,7 @@ class WeightVersion:
         gauges = {"paused": int(pauses.is_paused(None)), "epoch": pauses.epoch, "sessions": len(self._tags)}
         lines = [_metric(f"{name}_total", "counter", value) for name, value in counters.items()]
         lines += [_metric(name, "gauge", value) for name, value in gauges.items()]
+        lines += [f"# MERGE router_weight_version_{name} max" for name in ("paused", "epoch")]
         return "\n".join(lines)
 
     @property

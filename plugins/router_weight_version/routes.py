@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,32 +47,74 @@ class VersionRoutes:
         timeout_s = _seconds(given, "timeout", settings.pause_wait_s, math.inf)
         ttl_s = _seconds(given, "ttl", settings.pause_ttl_s, settings.max_pause_ttl_s)
         workers = self._targets(given)
-        dispatch = self._plugin.dispatch
-        epoch = dispatch.pause(workers, self._plugin.router.clock.now() + ttl_s)
-        left = await dispatch.wait_handed_over(timeout_s if waits else 0.0)
+        until = self._plugin.router.clock.now() + ttl_s
+        ids = [worker.id for worker in workers]
+        found = await self._tell_all(("pause", ids, until, timeout_s if waits else 0.0))
+        left = sum(each["left"] for each in found)
         told = {
             "status": "paused",
-            "epoch": epoch,
+            "epoch": found[0]["epoch"],
             "handed_over": left == 0,
             "on_the_way": left,
             "ttl_s": ttl_s,
             "workers": [worker.id for worker in workers] or "all",
-            "held": len(self._plugin.router.holds),
+            "held": sum(each["held"] for each in found),
             "inflight": sum(worker.inflight for worker in self._plugin.router.workers),
         }
         return JSONResponse(told, 202 if waits and left else 200)
 
     async def resume(self, request: Request) -> Response:
         workers = self._targets(await _given(request, TARGET_KEYS))
-        was_paused = self._plugin.dispatch.resume(workers)
+        found = await self._tell_all(("resume", [worker.id for worker in workers]))
         told = {
             "status": "paused" if self._plugin.dispatch.pauses.is_paused(None) else "running",
-            "was_paused": was_paused,
+            "was_paused": any(each["was_paused"] for each in found),
             "epoch": self._plugin.dispatch.pauses.epoch,
             "workers": [worker.id for worker in workers] or "all",
-            "held": len(self._plugin.router.holds),
+            "held": sum(each["held"] for each in found),
         }
         return JSONResponse(told)
+
+    async def _tell_all(self, message: tuple[Any, ...]) -> list[Any]:
+        return await self._plugin.router.tell_all(self._plugin, message)
+
+    async def hear(self, what: str, *given: Any) -> Any:
+        """This process's part in a call that was made in one of them."""
+        dispatch, holds = self._plugin.dispatch, self._plugin.router.holds
+        if what == "pause":
+            ids, until, wait_s = given
+            epoch = dispatch.pause(self._plugin.workers_of(ids), until)
+            return {"epoch": epoch, "left": await dispatch.wait_handed_over(wait_s), "held": len(holds)}
+        if what == "resume":
+            return {"was_paused": dispatch.resume(self._plugin.workers_of(given[0])), "held": len(holds)}
+        if what == "drain":
+            drained = len(self._plugin.drain(given[0], with_untagged=given[1]))
+            return {"drained": drained, "held": len(holds) - drained}
+        if what == "state":
+            return update_workers(
+                given[0],
+                self._plugin.router.workers,
+                _checked_versions,
+                lambda worker, stated: self._plugin.versions.state(worker, *stated),
+            )
+        if what == "learn":
+            self._plugin.versions.hear(*given)
+            return None
+        return {"queue": self._queue(given[0]), "total": len(holds), "by_kind": holds.by_kind(), "oldest_s": holds.oldest_s()}
+
+    def _queue(self, limit: int) -> list[dict[str, Any]]:
+        now = self._plugin.router.clock.now()
+        return [
+            {
+                "exchange": held.exchange.id,
+                "session_id": held.exchange.session_id,
+                "version_tag": held.exchange.identity.version_tag,
+                "kind": held.kind,
+                "reason": held.reason,
+                "held_s": round(now - held.since, 3),
+            }
+            for held in list(self._plugin.router.holds)[:limit]
+        ]
 
     def _targets(self, given: Mapping[str, list[Any]]) -> list[Worker]:
         names = [*given.get("worker_id", ()), *given.get("worker_ids", ())]
@@ -88,26 +131,19 @@ class VersionRoutes:
         """What is paused, who waits (``?limit=`` of them are listed), and every worker's version."""
         plugin, router = self._plugin, self._plugin.router
         limit = _count(request, "limit", 100, MAX_LISTED)
-        now, holds, pauses = router.clock.now(), router.holds, plugin.dispatch.pauses
+        now, pauses = router.clock.now(), plugin.dispatch.pauses
         until, newest = pauses.until(None), plugin.newest()
-        queue = [
-            {
-                "exchange": held.exchange.id,
-                "session_id": held.exchange.session_id,
-                "version_tag": held.exchange.identity.version_tag,
-                "kind": held.kind,
-                "reason": held.reason,
-                "held_s": round(now - held.since, 3),
-            }
-            for held in list(holds)[:limit]
-        ]
+        found = await self._tell_all(("status", limit))
+        queue = sorted((held for each in found for held in each["queue"]), key=lambda held: -held["held_s"])[:limit]
+        by_kind = sum((Counter(each["by_kind"]) for each in found), Counter())
+        total, oldest_s = sum(each["total"] for each in found), max(each["oldest_s"] for each in found)
         told = {
             "paused": until is not None,
             "ends_in_s": None if until is None else round(until - now, 3),
             "epoch": pauses.epoch,
             "newest_version": None if newest is None else str(newest),
             "inflight": sum(worker.inflight for worker in router.workers),
-            "held": {"total": len(holds), "by_kind": holds.by_kind(), "oldest_s": round(holds.oldest_s(), 3)},
+            "held": {"total": total, "by_kind": by_kind, "oldest_s": round(oldest_s, 3)},
             "queue": queue,
             "workers": [self._describe(worker, now) for worker in router.workers],
         }
@@ -156,18 +192,17 @@ class VersionRoutes:
         oldest = parse_version(str(texts[-1])) if texts else None
         if oldest is None:
             raise Reject(400, "bad_value", "older_than must be a weight version: a decimal number", "older_than")
-        drained = self._plugin.drain(oldest, with_untagged=_flag(given, "untagged"))
-        return JSONResponse({"drained": len(drained), "held": len(self._plugin.router.holds) - len(drained)})
+        found = await self._tell_all(("drain", oldest, _flag(given, "untagged")))
+        return JSONResponse({name: sum(each[name] for each in found) for name in ("drained", "held")})
 
     # ---------------------------------------------------------------------------------------------------------- stating
     async def update(self, request: Request) -> Response:
         """``[{"worker_id", "dp_rank"?, "weight_version"?, "pending_weight_version"?}]``; running requests go on."""
         plugin = self._plugin
 
-        def apply(worker: Worker, stated: tuple[str | None, str | None]) -> None:
-            plugin.versions.state(worker, *stated)
-
-        status, told = update_workers(await read_json(request), plugin.router.workers, _checked_versions, apply)
+        body = await read_json(request)
+        update_workers(body, plugin.router.workers, _checked_versions, lambda worker, stated: None)  # all or nothing
+        status, told = (await self._tell_all(("state", body)))[0]
         return JSONResponse(told, status)
 
 
