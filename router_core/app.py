@@ -107,6 +107,7 @@ class Application:
             tell=lambda plugin, message: self.tell(plugin, message),
         )
         sources, middlewares = _middleware_paths(config)
+        self._middlewares = [path for path, _, _ in middlewares]
         _check_processes(config, middlewares)
         self.generation = Generation(1, config, sources, self._shared)
         self._generations.append(self.generation)
@@ -273,7 +274,10 @@ class Application:
 
     async def _start_generation(self, read_config: Callable[[], Config]) -> Generation:
         config = read_config()
-        sources, _ = _middleware_paths(config)
+        sources, middlewares = _middleware_paths(config)
+        if config.router.processes > 1 and [path for path, _, _ in middlewares] != self._middlewares:
+            message = "ASGI middlewares change at the next start only: a process that was replaced would have others"
+            raise ConfigError(message, where=config.where("router.middleware_paths"), key="router.middleware_paths")
         fresh = Generation(self.generation.number + 1, config, sources, self._shared)
         fresh.router.exchanges = self.proxy.running
         self._generations.append(fresh)

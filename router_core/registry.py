@@ -134,7 +134,10 @@ class Registry:
         """A plugin that does not say that it works in several processes is not run in them."""
         for plugin in self.plugins:
             says = getattr(plugin.instance, "several_processes", False)
-            used = [plugin.settings, *(p.settings[plugin.name] for p in self.profiles.values() if plugin.name in p.settings)]
+            used = [
+                plugin.settings,
+                *(p.settings[plugin.name] for p in self.profiles.values() if plugin.name in p.settings),
+            ]
             if not all(says(settings) if callable(says) else says is True for settings in used):
                 raise ConfigError(
                     f"plugin {plugin.name!r} does not work in several processes"

@@ -58,8 +58,8 @@ class Router:
         self.open_session: Callable[[dict[str, Any]], Awaitable[Session]] = _no_sessions
         """Opens a session as ``POST /sessions`` with this body would. Raises Reject."""
         self.tell_all: Callable[[object, Any], Awaitable[list[Any]]] = _nobody
-        """``await router.tell_all(self, message)`` in a plugin: its hook `told` runs in every process (``--processes``);
-        gives the answers of all. Raises Reject if one of them did."""
+        """``await router.tell_all(self, message)`` in a plugin: its hook `told` runs in every process of
+        ``--processes``; gives the answers of all. Raises Reject if one of them did."""
         self.session_moved: Callable[[str, Worker, Worker], None] = lambda session_id, old, new: None
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:

@@ -39,7 +39,6 @@ class RouteTable:
         nouns = (parts[2] for parts in paths if parts[0] == "sessions" and len(parts) > 2)
         self.session_nouns = frozenset(noun.encode() for noun in nouns)
 
-
     def is_of_plugin(self, scope: Scope) -> bool:
         """Whether the route of a request is a plugin's."""
         return any(route.matches(scope)[0] is Match.FULL for route in self._added)

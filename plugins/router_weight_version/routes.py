@@ -100,7 +100,12 @@ class VersionRoutes:
         if what == "learn":
             self._plugin.versions.hear(*given)
             return None
-        return {"queue": self._queue(given[0]), "total": len(holds), "by_kind": holds.by_kind(), "oldest_s": holds.oldest_s()}
+        return {
+            "queue": self._queue(given[0]),
+            "total": len(holds),
+            "by_kind": holds.by_kind(),
+            "oldest_s": holds.oldest_s(),
+        }
 
     def _queue(self, limit: int) -> list[dict[str, Any]]:
         now = self._plugin.router.clock.now()

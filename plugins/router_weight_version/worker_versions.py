@@ -18,7 +18,14 @@ class WorkerVersions:
     """Asks workers for their versions, learns them from answers, and says whose version is not confirmed."""
 
     def __init__(
-        self, router: Router, tell_all: Callable[[Any], Awaitable[list[Any]]], *, confirm_recovered: bool, path: str, interval_s: float, timeout_s: float
+        self,
+        router: Router,
+        tell_all: Callable[[Any], Awaitable[list[Any]]],
+        *,
+        confirm_recovered: bool,
+        path: str,
+        interval_s: float,
+        timeout_s: float,
     ) -> None:
         self._router, self._tell_all = router, tell_all
         self._confirm_recovered = confirm_recovered

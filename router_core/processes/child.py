@@ -246,7 +246,8 @@ class Child:
     # ---------------------------------------------------------------------------------------------- to the supervisor
     async def _ask(self, what: Any) -> Mapping[int, Any]:
         number = next(self._ids)
-        future = self._asked[number] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Mapping[int, Any]] = asyncio.get_running_loop().create_future()
+        self._asked[number] = future
         self._link.send(Ask(number, what))
         try:
             return await future

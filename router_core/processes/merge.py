@@ -52,7 +52,7 @@ def merge_plugins(answers: Sequence[RouteAnswer]) -> RouteAnswer:
     first = bodies[0]
     for plugin in first["plugins"]:
         for body in bodies[1:]:
-            other = next((each for each in body["plugins"] if each["name"] == plugin["name"]), {})
+            other: dict[str, Any] = next((each for each in body["plugins"] if each["name"] == plugin["name"]), {})
             for name in ("errors", "hook_times"):
                 if name in plugin:
                     plugin[name] = added(plugin[name], other.get(name, {}))

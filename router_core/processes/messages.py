@@ -237,7 +237,7 @@ class Link:
     async def receive(self) -> Any:
         """The next message. Raises EOFError once the other end is gone."""
         (length,) = _LENGTH.unpack(await self._read(_LENGTH.size))
-        return pickle.loads(await self._read(length))  # noqa: S301  # a process of ours wrote it
+        return pickle.loads(await self._read(length))  # a process of ours wrote it
 
     async def _read(self, count: int) -> bytes:
         loop = asyncio.get_running_loop()
@@ -264,7 +264,7 @@ def read_first(end: socket.socket) -> Any:
     """The first message, before there is a loop."""
     with end.makefile("rb", buffering=0) as file:
         (length,) = _LENGTH.unpack(_exactly(file, _LENGTH.size))
-        return pickle.loads(_exactly(file, length))  # noqa: S301  # our supervisor wrote it
+        return pickle.loads(_exactly(file, length))  # our supervisor wrote it
 
 
 def _exactly(file: Any, count: int) -> bytes:

@@ -218,9 +218,7 @@ class Supervisor:
             asked = self._send_to(donors[:1], HandOver())
             self._spawn(self._hand_over(slot, slot.link, donors[0], asked), name=f"state for {slot.number}")
 
-    async def _hand_over(
-        self, slot: Slot, link: object, donor: Slot, asked: Mapping[int, asyncio.Future[Any]]
-    ) -> None:
+    async def _hand_over(self, slot: Slot, link: object, donor: Slot, asked: Mapping[int, asyncio.Future[Any]]) -> None:
         handed = (await _answers(asked)).get(donor.number)
         if slot.link is not link:
             return  # it is gone already
@@ -357,8 +355,9 @@ async def _answers(futures: Mapping[int, asyncio.Future[Any]]) -> dict[int, Any]
 
 
 def _reloaded(first: RouterSettings, read: RouterSettings) -> RouterSettings:
-    """The settings of the start with those that a reload may change."""
-    return first.model_copy(update={name: getattr(read, name) for name in RELOADED})
+    """The settings of the start with those that a reload may change, or that name plugins."""
+    names = (*RELOADED, "middleware_paths", "slime_router_middleware_paths")
+    return first.model_copy(update={name: getattr(read, name) for name in names})
 
 
 def _how(status: int) -> str:

@@ -191,7 +191,9 @@ class Switch:
         said = [answers[slot] for slot in sorted(answers)]
         chosen = first_error(said)
         if chosen is None:
-            chosen = answers[self._owners.slot] if place.merge is None or scope["method"] == "HEAD" else place.merge(said)
+            chosen = (
+                answers[self._owners.slot] if place.merge is None or scope["method"] == "HEAD" else place.merge(said)
+            )
         await send({"type": "http.response.start", "status": chosen.status, "headers": chosen.headers})
         await send({"type": "http.response.body", "body": chosen.body})
 
@@ -230,9 +232,8 @@ class _Replay:
         if message is not None:
             return message
         if self._receive is None:
-            await asyncio.get_running_loop().create_future()  # nobody leaves
-        else:
-            return await self._receive()
+            return await asyncio.get_running_loop().create_future()  # nobody leaves
+        return await self._receive()
 
 
 async def _whole_body(receive: Receive) -> bytes | None:
