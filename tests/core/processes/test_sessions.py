@@ -43,8 +43,9 @@ async def test_turns_over_many_connections_make_one_whole_trace(start_two: Any, 
             for client in clients:
                 told = (await client.request("GET", f"/sessions/{session_id}")).json()
                 assert told["session_id"] == session_id
-                assert len(told["branches"]) == 1
-                assert told["turns"] == len(clients)
+                assert told["metadata"]["turns"] == len(clients)
+                assert [len(each["records"]) for each in told["trajectories"]] == [len(clients)]
+                assert told["trajectories"][0]["is_complete"], told["trajectories"][0]["reasons"]
 
 
 async def test_sessions_are_opened_listed_and_deleted_through_any_process(start_two: Any, connect: Connect) -> None:
