@@ -28,7 +28,7 @@ def merge_pages(pages: Sequence[bytes]) -> bytes:
             if line.startswith(MARK):
                 largest.add(line.split()[2])
             elif line.startswith("#"):
-                name = (line.split(" ", 3) + ["", "", ""])[2]
+                name = line.split(" ", 3)[2] if line.count(" ") > 1 else ""
                 family = families.setdefault(name, _Family())
                 if line not in family.head:
                     family.head.append(line)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import logging
+import secrets
 import signal
 import socket
 import sys
@@ -51,12 +52,12 @@ from router_core.processes.messages import (
     read_first,
 )
 from router_core.processes.ownership import Owners
+from router_core.processes.peer_server import PeerServer
 from router_core.processes.snapshot import adopt, take_snapshot
 from router_core.processes.switch import Switch
-from router_core.server import GC_THRESHOLDS, Listeners, Server, bind, set_up_logging
+from router_core.server import GC_THRESHOLDS, Listeners, Server, set_up_logging
 from router_core.settings import RouterSettings
 from router_core.types import Session
-from router_core.upstream import make_upstream
 
 log = logging.getLogger("router_core")
 
@@ -66,13 +67,6 @@ LOOK_AGAIN_S = 0.02
 
 class ChildServer(Server):
     """The server of one of several processes: the supervisor says when it ends, and publishes the port."""
-
-    def __init__(self, application: Application, listeners: Listeners, peer: socket.socket) -> None:
-        super().__init__(application, listeners)
-        self._peer = peer
-
-    async def run_here(self) -> None:
-        await self.serve(sockets=[*self._listeners.all, self._peer])
 
     def _publish(self, settings: RouterSettings) -> None:
         gc.collect()
@@ -102,20 +96,23 @@ class Child:
         self._may_listen = asyncio.Event()
         self._prepared: Generation | None = None
         self._running: set[asyncio.Task[None]] = set()
+        self._forwarder = Forwarder(setup.secret)
+        self._address = f"\0router-core-{secrets.token_hex(8)}"
+        """No file: it is gone with the process."""
         self._switch: Switch
+        self._peer_server: PeerServer
         self._server: ChildServer
         self._states: Mapping[str, Any] = {}
 
     async def run(self) -> int:
-        peer = bind("127.0.0.1", 0)
-        self._link.send(Hello(peer.getsockname()[1]))
+        self._link.send(Hello(self._address))
         try:
             go = await self._link.receive()
         except EOFError:
             return 1
         if not isinstance(go, Go):
             return 0
-        self._join(go, peer)
+        self._join(go)
         reader = asyncio.create_task(self._listen_to_supervisor(), name="supervisor")
         looker = asyncio.create_task(self._look_again(), name="room in other processes")
         server = asyncio.create_task(self._server.run_here(), name="server")
@@ -131,9 +128,11 @@ class Child:
         finally:
             for task in (reader, looker, ready):
                 task.cancel()
+            self._peer_server.close()
+            self._forwarder.close()
         return 0
 
-    def _join(self, go: Go, peer: socket.socket) -> None:
+    def _join(self, go: Go) -> None:
         """Everything is put together; nothing is served yet."""
         setup, application = self._setup, self._application
         settings = setup.config.router
@@ -144,17 +143,12 @@ class Child:
         sessions.new_id, sessions.is_ours = self._owners.new_id, self._owners.is_ours
         sessions.on_open, sessions.on_end = self._opened, lambda session: self._link.send(Closed(session.id))
         application.tell, application.reload_all = self._tell, self._reload
-        self._upstream = make_upstream(
-            "h1", connect_timeout_s=settings.connect_timeout_s, max_field_bytes=settings.max_field_bytes
-        )
         self._switch = Switch(
             application.app,
             application.front,
             self._owners,
-            Forwarder(self._upstream, setup.secret),
+            self._forwarder,
             session_headers=settings.session_headers,
-            peer_port=peer.getsockname()[1],
-            secret=setup.secret,
             ask=self._ask,
             before_listening=self._before_listening,
             lost=go.lost,
@@ -162,12 +156,16 @@ class Child:
         application.app = self._switch
         data = socket.socket(fileno=setup.data_fd)
         admin = socket.socket(fileno=setup.admin_fd) if setup.admin_fd is not None else None
-        self._server = ChildServer(application, Listeners(data, admin), peer)
+        self._server = ChildServer(application, Listeners(data, admin))
+        self._peer_server = PeerServer(self._switch.from_peer, setup.secret, self._server.server_state.tasks)
 
     async def _before_listening(self) -> None:
         """Plugins have started: first all that the others know, and what they ran meanwhile."""
         self._application.outside.take_over(self._states)
         self._is_started.set()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self._address)
+        await self._peer_server.listen(listener)
         self._link.send(Started())
         await self._may_listen.wait()
 
@@ -188,7 +186,7 @@ class Child:
                     if (future := self._asked.pop(message.id, None)) is not None and not future.done():
                         future.set_result(message.answers)
                 elif isinstance(message, Peers):
-                    self._switch.peers = message.ports
+                    self._forwarder.peers = message.addresses
                 elif isinstance(message, Listen):
                     self._may_listen.set()
                 elif isinstance(message, Stop):

@@ -32,7 +32,7 @@ class Setup:
     admin_fd: int | None
     counts_fd: int
     secret: bytes
-    """Marks forwarded requests; new in each run."""
+    """Begins each connection of one process to another; new in each run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The port of each process for forwarded requests; None while it is away."""
+    """The address of each process for forwarded requests; None while it is away."""
 
-    ports: Sequence[int | None]
+    addresses: Sequence[str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class Stop:
 # ------------------------------------------------------------------------------------ from a process to the supervisor
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Built and not started yet; listens for forwarded requests at this port."""
+    """Built and not started yet; forwarded requests will be taken at this address."""
 
-    peer_port: int
+    address: str
 
 
 @dataclass(frozen=True, slots=True)

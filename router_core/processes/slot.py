@@ -23,7 +23,8 @@ class Slot:
         self.listeners = listeners
         self.process: asyncio.subprocess.Process | None = None
         self.link: Link | None = None
-        self.peer_port: int | None = None
+        self.address: str | None = None
+        """Where it takes forwarded requests."""
         self.has_joined = False
         """Whether what all run is sent to it, in order."""
         self.is_in = False
@@ -72,7 +73,7 @@ class Slot:
             self.lost.popitem(last=False)
         if self.link is not None:
             self.link.close()
-        self.process = self.link = self.peer_port = None
+        self.process = self.link = self.address = None
         self.has_joined = self.is_in = self.is_ready = False
         self.waits_for_state.clear()
         return gone

@@ -190,7 +190,7 @@ class Supervisor:
             case Closed():
                 slot.sessions.discard(message.session_id)
             case Hello():
-                slot.peer_port = message.peer_port
+                slot.address = message.address
                 self._greet(slot)
             case Started():
                 self._let_in(slot)
@@ -253,7 +253,7 @@ class Supervisor:
             log.info("%d processes share the port", len(self._slots))
 
     def _tell_peers(self) -> None:
-        peers = Peers([slot.peer_port if slot.is_in else None for slot in self._slots])
+        peers = Peers([slot.address if slot.is_in else None for slot in self._slots])
         for slot in self._slots:
             if slot.is_in:
                 slot.send(peers)

@@ -12,7 +12,8 @@ import orjson
 
 from router_core.asgi import ASGIApp, Front, Receive, Scope, Send
 from router_core.errors import Reject
-from router_core.processes.forward import Forwarder, answer, as_it_came
+from router_core.processes.forward import Forwarder, answer
+from router_core.processes.frames import sent_scope
 from router_core.processes.merge import Merge, first_error, merge_plugins, merge_sessions, merge_workers
 from router_core.processes.messages import RouteAnswer, RouteCall
 from router_core.processes.ownership import Owners
@@ -22,8 +23,6 @@ MAX_BODY_BYTES = 16 << 20
 """Longest body of a route that all processes run, or that opens a session."""
 WORKER_ROUTES = (b"workers", b"add_worker", b"remove_worker")
 READS = ("GET", "HEAD")
-SCOPE_KEYS = ("type", "asgi", "http_version", "server", "client", "scheme", "method", "root_path", "path", "raw_path")
-"""With ``query_string`` and ``headers`` what a route sees of its request, and what can be sent to another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,6 @@ class Switch:
         forwarder: Forwarder,
         *,
         session_headers: Sequence[str],
-        peer_port: int,
-        secret: bytes,
         ask: Callable[[Any], Awaitable[Mapping[int, Any]]],
         before_listening: Callable[[], Awaitable[None]],
         lost: Mapping[str, str],
@@ -71,21 +68,16 @@ class Switch:
         self._owners = owners
         self._forwarder = forwarder
         self._session_headers = [name.encode("latin-1") for name in session_headers]
-        self._peer_port = peer_port
-        self._secret = secret
         self._ask = ask
         self._before_listening = before_listening
         self.lost = dict(lost)
         """Sessions that were lost with a predecessor of this process -> how."""
-        self.peers: Sequence[int | None] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
         elif scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif (server := scope.get("server")) is not None and server[1] == self._peer_port:
-            await self._from_peer(scope, receive, send)
         else:
             await self._http(scope, receive, send)
 
@@ -135,24 +127,20 @@ class Switch:
         return None if session_id in RESERVED_IDS else OfSession(session_id)
 
     # ---------------------------------------------------------------------------------------------------- one session
-    async def _from_peer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A forwarded request is served here: one hop, and no other."""
-        inner = as_it_came(scope, self._secret)
-        if inner is None:
-            await answer(Reject(404, "not_found", "nothing is served at this address"), send)
-            return
-        place = self._place(inner)
+    async def from_peer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request that another process handed over is served here: one hop, and no other."""
+        place = self._place(scope)
         if isinstance(place, OfSession):
-            await self._here(place.id, inner, receive, send)
+            await self._here(place.id, scope, receive, send)
         else:
-            await self._app(inner, receive, send)
+            await self._app(scope, receive, send)
 
     async def _to_owner(self, session_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         slot = self._owners.slot_of(session_id)
         if slot == self._owners.slot:
             await self._here(session_id, scope, receive, send)
         else:
-            await self._forwarder.forward(scope, receive, send, self.peers[slot], slot)
+            await self._forwarder.forward(scope, receive, send, slot)
 
     async def _here(self, session_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         if (how := self.lost.get(session_id)) is not None:
@@ -175,7 +163,7 @@ class Switch:
         if slot == self._owners.slot:
             await self._app(scope, replay, send)
         else:
-            await self._forwarder.forward(scope, replay, send, self.peers[slot], slot)
+            await self._forwarder.forward(scope, replay, send, slot)
 
     # ------------------------------------------------------------------------------------------------------ all of them
     async def _everywhere(self, place: Everywhere, scope: Scope, receive: Receive, send: Send) -> None:
@@ -186,8 +174,7 @@ class Switch:
             return
         if body is None:
             return
-        sent = {name: scope[name] for name in (*SCOPE_KEYS, "query_string", "headers") if name in scope}
-        answers = await self._ask(RouteCall(sent, body))
+        answers = await self._ask(RouteCall(sent_scope(scope), body))
         said = [answers[slot] for slot in sorted(answers)]
         chosen = first_error(said)
         if chosen is None:

@@ -95,7 +95,7 @@ async def test_a_kill_under_load_costs_what_ran_in_that_process_and_nothing_else
 async def test_an_owner_that_is_away_is_said_at_once(start_two: Any, connect: Connect) -> None:
     router = await start_two("--set", "enabled=[]")
     clients = await connect(router.port)
-    victim, other = children_of(router.pid)
+    victim, _ = children_of(router.pid)
     os.kill(victim, signal.SIGKILL)
     answers = []
     for client in clients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import marshal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from router_core.app import Application
 from router_core.config import load
 from router_core.errors import ConfigError
 from router_core.in_process import serving
+from router_core.processes.frames import REQUEST, frame
 from router_core.testing import exchange_once
 
 Command = Callable[..., Awaitable[tuple[int, str, str]]]
@@ -95,19 +97,24 @@ async def test_a_port_that_another_router_shares_among_its_own_is_taken(start_tw
 
 async def test_nobody_outside_can_pass_for_another_process(start_two: Any) -> None:
     router = await start_two("--set", "enabled=[]")
-    forged = [("x-router-peer-secret", "00"), ("x-router-peer-origin", '[["9.9.9.9", 1], null, "http", "1.1", null]')]
-    for port in _ports_of(children_of(router.pid)[0]) - {router.port}:
-        answer = await exchange_once(port, "GET", "/workers", headers=forged)
-        assert (answer.status, answer.get("x-router-error")) == (404, "not_found")
-        assert (await exchange_once(port, "GET", "/health")).status == 404
-    assert (await exchange_once(router.port, "GET", "/workers", headers=forged)).status == 200
+    address = _address_of(children_of(router.pid)[0])
+    forged = frame(REQUEST, marshal.dumps(({"type": "http"}, b"", True)))
+    for said in (b"0" * 64 + forged, forged + b" " * 64, b"GET / HTTP/1.1\r\n\r\n" + b" " * 64):
+        reader, writer = await asyncio.open_unix_connection(address)
+        writer.write(said)
+        async with asyncio.timeout(30):
+            assert await reader.read() == b""
+        writer.close()
+    assert (await exchange_once(router.port, "GET", "/health")).status == 200
 
 
-def _ports_of(pid: int) -> set[int]:
-    """The ports on which a process listens."""
-    inodes = {link for fd in Path(f"/proc/{pid}/fd").iterdir() if (link := str(fd.readlink())).startswith("socket:")}
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
+def _address_of(pid: int) -> str:
+    """Where a process takes the requests that others hand over."""
+    links = [fd for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
+    inodes = {str(fd.readlink()) for fd in links}
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    named = [row for row in rows if len(row) > 7 and row[7].startswith("@router-core")]
+    return next("\0" + row[7][1:] for row in named if f"socket:[{row[6]}]" in inodes)
 
 
 async def test_an_address_for_operators_stays_apart_in_every_process(start_two: Any) -> None:

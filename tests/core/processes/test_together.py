@@ -35,7 +35,9 @@ async def test_what_is_said_of_workers_is_known_to_all_when_it_is_answered(start
             for other in clients:
                 assert (await other.request("GET", "/list_workers")).json()["urls"] == urls[number + 1 :]
         assert (await clients[0].request(target=f"/remove_worker?url={urls[0]}")).status == 404
-        assert (await clients[0].request("DELETE", f"/workers/{urls[-1].replace('/', '%2F')}?wait=true")).json()["drained"]
+        assert (await clients[0].request("DELETE", f"/workers/{urls[-1].replace('/', '%2F')}?wait=true")).json()[
+            "drained"
+        ]
 
 
 async def test_a_load_is_that_of_all_processes(start_two: Any, connect: Connect) -> None:
@@ -67,7 +69,7 @@ async def test_requests_are_balanced_by_the_load_of_all_processes(start_two: Any
         asked = []
         for number, client in enumerate(clients, 1):  # one after another: each sees what the others have
             asked.append(asyncio.create_task(client.request(json=ASK)))
-            while len(one.requests) + len(other.requests) < number:
+            while len(one.requests) + len(other.requests) < number:  # noqa: ASYNC110  # of two workers
                 await asyncio.sleep(0)
         assert len(one.requests) == len(other.requests) == len(clients) / 2
         one.release()
@@ -157,7 +159,7 @@ async def test_an_abort_by_rid_finds_the_request_in_whichever_process(start_two:
             asyncio.create_task(client.request(json={"text": "hi", "rid": f"rid-{number}-"}))
             for number, client in enumerate(clients)
         ]
-        while len(one.requests) + len(other.requests) < len(clients):
+        while len(one.requests) + len(other.requests) < len(clients):  # noqa: ASYNC110  # of two workers
             await asyncio.sleep(0)
         where = {request.json()["rid"]: worker.url for worker in (one, other) for request in worker.requests}
         for rid, url in where.items():
