@@ -247,10 +247,13 @@ class _Quiet(logging.Filter):
         return not record.getMessage().startswith(QUIET)
 
 
-def set_up_logging(level: str) -> None:
-    """One line an event on standard error; uvicorn's remarks about what is our doing are left out."""
+def set_up_logging(level: str, who: str = "") -> None:
+    """One line an event on standard error; uvicorn's remarks about what is our doing are left out.
+
+    ``who`` tells the lines of this process from those of others.
+    """
     logging.basicConfig(
-        level=getattr(logging, level.upper()), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+        level=getattr(logging, level.upper()), format=f"%(asctime)s %(levelname)-7s {who}%(name)s: %(message)s"
     )
     uvicorn_log = logging.getLogger("uvicorn.error")
     uvicorn_log.addFilter(_Quiet())

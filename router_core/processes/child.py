@@ -287,7 +287,7 @@ def main(fd: int) -> int:
         setup: Setup = read_first(end)
     except EOFError:
         return 1
-    set_up_logging(setup.config.router.log_level)
+    set_up_logging(setup.config.router.log_level, f"[{setup.slot}] ")
     sys.path.insert(0, "")  # middleware paths may name modules of the working directory
     counts = Counts(setup.counts_fd, setup.processes, setup.slot)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -33,6 +33,6 @@ Connect = Callable[..., Awaitable[Sequence[RawClient]]]
 
 async def until(is_true: Callable[[], bool]) -> None:
     """Until another process has done what it does; nobody tells."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not is_true():  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.02)

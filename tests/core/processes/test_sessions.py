@@ -36,7 +36,7 @@ async def test_turns_over_many_connections_make_one_whole_trace(start_two: Any, 
             messages: list[dict[str, Any]] = [{"role": "user", "content": "begin"}]
             for turn, client in enumerate(clients):
                 answer = await client.request(
-                    target=f"/sessions/{session_id}{CHAT}", json={"model": "m", "messages": messages}
+                    target=f"/sessions/{session_id}{CHAT}", json={"model": "m", "messages": messages}, timeout_s=60
                 )
                 assert answer.status == 200, answer.body
                 messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"turn {turn}"}]
