@@ -64,7 +64,7 @@ async def test_what_does_not_work_in_several_processes_is_one_clear_line(
     assert told in said
 
 
-@pytest.mark.parametrize("plugin", ["prompt_group", "radix_cache", "routed_experts", "session_control"])
+@pytest.mark.parametrize("plugin", ["prompt_group", "radix_cache", "routed_experts"])
 def test_plugins_whose_state_is_not_a_sessions_are_refused(plugin: str) -> None:
     config = load({"router.processes": 2}, enable=[plugin], file="", environment={})
     with pytest.raises(ConfigError, match=f"plugin '{plugin}' does not work in several processes"):

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from processes_kit import Connect, children_of
+from processes_kit import Connect, children_of, ids_of
 
 from router_core.testing import Connection, ScriptedRequest, ScriptedWorker, exchange_once, send_json
 
@@ -111,6 +111,31 @@ async def test_a_pause_is_a_pause_everywhere_until_it_is_ended_anywhere(start_tw
             assert (told["paused"], len(told["queue"]), len(worker.requests)) == (True, len(clients), before)
             assert (await others[1].request(target="/routing/resume")).json()["was_paused"]
             assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+
+
+async def test_sessions_of_all_processes_hang_and_go_on_by_one_call(start_two: Any, connect: Connect) -> None:
+    async with ScriptedWorker() as worker:
+        router = await start_two("--worker", worker.url, "--enable", "session_control")
+        ids = [*ids_of(0, 2), *ids_of(1, 2)]
+        clients, others = await connect(router.port, len(ids)), await connect(router.port, 3)
+        for client, session_id in zip(clients, ids, strict=True):
+            assert (await client.request(json=ASK, headers=[("x-session-id", session_id)])).status == 200
+        unknown = await others[0].request(target="/control/hang", json={"session_ids": [*ids, "nobody's"]})
+        assert (unknown.status, unknown.get("x-router-error")) == (404, "unknown_session")
+        hung = (await others[0].request(target="/control/hang", json={"session_ids": ids})).json()["hung"]
+        assert [(each["session_id"], each["is_hung"]) for each in hung] == [(session_id, True) for session_id in ids]
+        asked = [
+            asyncio.create_task(client.request(json=ASK, headers=[("x-session-id", session_id)], timeout_s=60))
+            for client, session_id in zip(clients, ids, strict=True)
+        ]
+        waiting = 0
+        while waiting < len(ids):
+            told = (await others[1].request("GET", "/control/sessions?status=hung")).json()
+            waiting = sum(each["waiting"] for each in told["sessions"])
+        assert (told["total"], len(worker.requests)) == (len(ids), len(ids))
+        told = (await others[2].request(target="/control/continue", json={"session_ids": ids})).json()
+        assert (told["had_hung"], [each["session_id"] for each in told["continued"]]) == (len(ids), ids)
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
 
 
 async def test_a_version_that_is_stated_or_learnt_in_one_process_is_known_to_all(
