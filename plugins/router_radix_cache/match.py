@@ -49,11 +49,6 @@ class Match:
         return len(decode_text(self.text[: self.matched_bytes]))
 
     @property
-    def remaining_text(self) -> str:
-        """The text behind the match, which has to be encoded afresh."""
-        return decode_text(self.text[self.matched_bytes :])
-
-    @property
     def token_ids(self) -> list[int]:
         return self._joined("i", self._path_ids()).tolist()
 

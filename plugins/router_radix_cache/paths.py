@@ -21,10 +21,9 @@ class Paths:
         self.tokens = 0
         self.bytes = 0
 
-    def place(self, text: bytes, ids: bytes, ends: array[int]) -> list[Segment]:
+    def place(self, text: bytes, ids: bytes, ends: array[int], packed_ends: bytes) -> list[Segment]:
         """The segments from below the root to the end of a sequence; the missing ones are made."""
         path: list[Segment] = []
-        packed_ends = ends.tobytes()
         parent, at, first = self.root, 0, 0
         while first < len(ends):
             found, shared = self._shared_child(parent, text, at, ids, packed_ends, first, text[at : ends[first]])

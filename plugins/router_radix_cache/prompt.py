@@ -19,11 +19,11 @@ def known_start(match: Match, text: bytes, bytes_of: BytesOf) -> tuple[PackedTok
 
     An answer may end with more than its text shows: a stop that was cut off, an end-of-turn token. Where the text goes
     on with just that, it is kept, since it was sampled. Where it does not, it is left out: the worker would see what
-    the client's text does not say.
+    the client's text does not say. A text of which nothing was sampled is encoded, whoever sent ids for it before.
     """
     tokens = match.reusable().packed()
-    if not len(tokens):
-        return tokens, decode_text(text)
+    if not tokens.spans:
+        return PackedTokens(), decode_text(text)
     last = bisect_left(tokens.ends, tokens.byte_length)  # the token that reaches the end; those behind it show nothing
     start = tokens.ends[last - 1] if last else 0
     pieces = [piece for piece in bytes_of(tokens.ids[last:]) if piece is not None]

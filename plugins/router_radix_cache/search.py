@@ -25,10 +25,6 @@ class Candidate(NamedTuple):
     token_count: int
     has_twin: bool = False
 
-    @property
-    def rank(self) -> tuple[int, bool, int]:
-        return self.matched_bytes, self.is_whole, self.trajectory.serial
-
 
 class Visit(NamedTuple):
     """A segment whose text agrees up to byte ``limit``; ``tokens_before`` tokens lie above it."""
@@ -90,8 +86,8 @@ def choose(candidates: list[Candidate]) -> tuple[Candidate | None, bool]:
         return None, False
     if len(candidates) == 1:
         return candidates[0], candidates[0].has_twin
-    chosen = max(candidates, key=lambda candidate: candidate.rank)
-    rivals = [candidate for candidate in candidates if candidate.rank[:2] == chosen.rank[:2]]
+    chosen = max(candidates, key=lambda candidate: (candidate[0], candidate[1], candidate[2].serial))
+    rivals = [candidate for candidate in candidates if candidate[:2] == chosen[:2]]
     places = {(id(candidate.segment), candidate.token_count) for candidate in rivals}
     samples = {candidate.trajectory.digest for candidate in rivals} if chosen.is_whole else set()
     return chosen, len(places) > 1 or len(samples) > 1 or any(candidate.has_twin for candidate in rivals)
@@ -158,10 +154,10 @@ def _candidate(visit: Visit, text: bytes, weight_version: str | None) -> Candida
     segment = visit.segment
     if visit.is_full and is_character_start(text, visit.limit):
         count, end = segment.token_count, visit.limit
-        ended = _of_version(segment.trajectories, weight_version)
+        ended = segment.trajectories if weight_version is None else _of_version(segment.trajectories, weight_version)
         if ended and end:
-            newest = ended[0] if len(ended) == 1 else max(ended, key=_serial)
-            has_twin = any(trajectory.digest != newest.digest for trajectory in ended)
+            newest = ended[-1]
+            has_twin = len(ended) > 1 and any(trajectory.digest != newest.digest for trajectory in ended)
             return Candidate(end, True, newest, segment, visit.tokens_before + count, has_twin)
         passing = _newest_beyond(segment, weight_version)
     else:

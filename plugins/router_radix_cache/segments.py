@@ -43,7 +43,7 @@ def common_length(text: bytes, at: int, label: Buffer) -> int:
 
 
 class Segment:
-    """A run of tokens below ``parent``; its trajectories end exactly at its last token.
+    """A run of tokens below ``parent``; its trajectories, oldest first, end exactly at its last token.
 
     ``ends`` count from the start of the whole text, not of the segment, so neither splitting nor joining renumbers
     them. A segment that was split keeps its buffers and looks at their rest (a memoryview) until an eighth of them is

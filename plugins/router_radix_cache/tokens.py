@@ -11,7 +11,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
@@ -24,24 +23,6 @@ def encode_text(text: str) -> bytes:
 def decode_text(encoded: bytes) -> str:
     """The text of bytes made by ``encode_text``."""
     return encoded.decode("utf-8", "surrogatepass")
-
-
-def ends_from_pieces(pieces: Iterable[bytes]) -> array[int]:
-    """Ends of tokens whose bytes are known one by one."""
-    return array("I", accumulate(len(piece) for piece in pieces))
-
-
-def ends_from_offsets(text: str, character_ends: Sequence[int]) -> array[int]:
-    """Ends of tokens of which a tokenizer told the character offset behind each."""
-    if text.isascii():
-        return array("I", character_ends)
-    ends = array("I")
-    characters, size = 0, 0
-    for end in character_ends:
-        size += len(encode_text(text[characters:end]))
-        characters = end
-        ends.append(size)
-    return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,27 +130,6 @@ class PackedTokens:
         tokens.ends = self.ends[:count]
         tokens.spans = spans_within(self.spans, 0, count)
         tokens.logprobs = self.logprobs[: sum(span.stop - span.start for span in tokens.spans)]
-        return tokens
-
-    @classmethod
-    def from_lists(
-        cls,
-        token_ids: Sequence[int],
-        ends: Sequence[int],
-        loss_mask: Sequence[int],
-        logprobs: Sequence[float],
-        weight_versions: Sequence[str | None],
-    ) -> PackedTokens:
-        """From equally long lists, one entry a token; the logprob of a token with mask 0 is not kept."""
-        lengths = {len(token_ids), len(ends), len(loss_mask), len(logprobs), len(weight_versions)}
-        if len(lengths) != 1:
-            raise ValueError(f"token ids, ends, mask, logprobs and weight versions differ in length: {sorted(lengths)}")
-        tokens = cls()
-        tokens._extend(*tokens._checked(token_ids, ends))
-        for index, (mask, version) in enumerate(zip(loss_mask, weight_versions, strict=True)):
-            if mask:
-                add_span(tokens.spans, Span(index, index + 1, version))
-        tokens.logprobs.extend(value for value, mask in zip(logprobs, loss_mask, strict=True) if mask)
         return tokens
 
     def _checked(self, token_ids: Sequence[int], ends: Sequence[int]) -> tuple[array[int], array[int]]:

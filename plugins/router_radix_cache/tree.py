@@ -102,7 +102,8 @@ class RadixTree:
         self._serial += 1
         trajectory = Trajectory(rid=rid, session_id=session_id, serial=self._serial, tokens=tokens)
         paths, key, ids, ends = self._keyed(encoded, tokens)
-        path = paths.place(key, ids, ends)
+        packed_ends = ends.tobytes()  # until all is made that stays: else that lands in its place and leaves holes
+        path = paths.place(key, ids, ends, packed_ends)
         self._enter(trajectory, path, self._runs_for(path, tokens, continued))
         if self._versions.see(trajectory.weight_version):
             self._drop_stale(self._registry)
@@ -165,11 +166,6 @@ class RadixTree:
         """Protect the matched trajectory from eviction until the hold is released; an empty match holds nothing."""
         trajectory = match.trajectory
         return Hold(trajectory if trajectory is not None and trajectory.is_stored else None, self._released)
-
-    def see_weight_version(self, weight_version: str) -> None:
-        """Learn that the workers have a new weight version; what is too old for it goes at once."""
-        if self._versions.see(weight_version):
-            self._drop_stale(self._registry)
 
     def expire(self) -> None:
         """Drop what was not used for ``ttl_s``; every call that reads or writes does so, an idle tree needs a timer."""

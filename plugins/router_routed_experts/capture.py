@@ -114,8 +114,13 @@ class Capture:
 
     @staticmethod
     def _token_ids(plan: Plan, part: Part) -> array[int] | None:
-        """All ids of the trajectory, for a session's next turn."""
+        """All ids of the trajectory, for a session's next turn; None where not all of them were told.
+
+        A worker whose streams are not cumulative tells in its last event only the last ones.
+        """
         prompt_ids, output_ids = plan.asked.prompt_ids, part.choice.output_ids
         if plan.session_id is None or prompt_ids is None or output_ids is None:
+            return None
+        if len(output_ids) != part.choice.counted:
             return None
         return prompt_ids + output_ids

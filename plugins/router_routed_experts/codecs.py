@@ -29,6 +29,9 @@ RAW_DTYPES = {"sglang": "int32"}
 
 DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "uint32", "int16", "int32", "int64")}
 
+MAX_EXPECTED_BYTES = 1 << 28
+"""Most bytes of an answer for whose ids room is reserved in advance, whatever it says of its length."""
+
 NPY_MAGIC = b"\x93NUMPY"
 
 NPY_FIELDS = tuple(
@@ -39,6 +42,8 @@ NPY_FIELDS = tuple(
         (b"shape", rb"\(([\d\s,]{0,200})\)"),
     )
 )
+
+SMALLEST = tuple(map(np.dtype, (np.uint8, np.uint16, np.uint32)))
 
 Ids = NDArray[np.unsignedinteger[Any]]
 
@@ -53,22 +58,30 @@ class Decoded:
 
 
 class GrowingIds:
-    """Ids one after another in one buffer, of the smallest type that holds them so far."""
+    """Ids one after another in one buffer, of the smallest type that holds them so far.
 
-    def __init__(self) -> None:
-        self._dtype = np.dtype(np.uint8)
-        self._buffer = bytearray()
+    ``expected`` is how many there may be: what is reserved for them costs no memory before it is written.
+    """
+
+    def __init__(self, expected: int = 0) -> None:
+        self._buffer: Ids = np.empty(expected, np.uint8)
+        self._count = 0
 
     def add(self, ids: Ids) -> None:
-        """Append; an id that needs a wider type widens those before it."""
-        if ids.itemsize > self._dtype.itemsize:
-            self._buffer = bytearray(self.array().astype(ids.dtype).tobytes())
-            self._dtype = ids.dtype
-        self._buffer += ids.astype(self._dtype, copy=False).data
+        """Append; an id that needs a wider type widens those before it. Raises ``RowsError`` above 32 bits."""
+        stop = self._count + ids.size
+        buffer = self._buffer
+        dtype = max(buffer.dtype, smallest_dtype(ids), key=_width)
+        if stop > buffer.size or dtype != buffer.dtype:
+            self._buffer = np.empty(max(stop, buffer.size if dtype != buffer.dtype else 2 * stop), dtype)
+            self._buffer[: self._count] = buffer[: self._count]
+        np.copyto(self._buffer[self._count : stop], ids, casting="unsafe")
+        self._count = stop
 
     def array(self) -> Ids:
-        """All ids; no more may be added while it is in use."""
-        return np.frombuffer(self._buffer, self._dtype)
+        """All ids, with no room behind them; no more may be added while it is in use."""
+        self._buffer.resize(self._count, refcheck=False)  # in place: what was reserved and not needed goes back
+        return self._buffer
 
 
 class ExpertDecoder:
@@ -78,13 +91,14 @@ class ExpertDecoder:
     a second reading: narrowing loses no byte.
     """
 
-    def __init__(self, likely_dtype: str | None) -> None:
+    def __init__(self, likely_dtype: str | None, expected_bytes: int = 0) -> None:
         self._likely_dtype = likely_dtype
+        self._expected_bytes = expected_bytes
         self._base64 = Base64Stream()
         self._bytes = b""  # decoded, but not a whole header or integer yet
         self._dtype: np.dtype[Any] | None = None  # None until the start of the value is there
         self._shape: tuple[int, ...] | None = None
-        self._ids = GrowingIds()
+        self._ids: GrowingIds | None = None
         self._error: RowsError | None = None
 
     def write(self, piece: memoryview) -> None:
@@ -105,7 +119,7 @@ class ExpertDecoder:
         """
         if self._error is not None:
             raise self._error
-        self._base64.finish()
+        self._take(self._base64.finish())
         if self._dtype is None and self._bytes.startswith(NPY_MAGIC):
             raise RowsError(Reason.BAD_NPY, "it ends within the header")
         dtype = self._dtype if self._shape is not None else dtype_of(raw_dtype)
@@ -113,7 +127,7 @@ class ExpertDecoder:
             self._read_again(dtype)
         if self._bytes:
             raise RowsError(Reason.WRONG_SIZE, f"{len(self._bytes)} bytes more than whole integers of {dtype}")
-        ids = self._ids.array()
+        ids = self._array()
         if self._shape is not None and ids.size != math.prod(self._shape):
             raise RowsError(Reason.WRONG_SIZE, f"{ids.size} ids for the shape {self._shape}")
         if (
@@ -126,7 +140,7 @@ class ExpertDecoder:
         return Decoded(ids, self._shape)
 
     def _take(self, decoded: bytes) -> None:
-        if self._bytes:
+        if self._bytes:  # only behind a header or behind an error: the decoder gives whole integers
             decoded = self._bytes + decoded
         if self._dtype is None:
             decoded = self._read_header(decoded)
@@ -136,7 +150,10 @@ class ExpertDecoder:
         count = len(decoded) // self._dtype.itemsize
         self._bytes = decoded[count * self._dtype.itemsize :]
         if count:
-            self._ids.add(narrowed(np.frombuffer(decoded, self._dtype, count)))
+            if self._ids is None:
+                self._ids = GrowingIds(self._expected_bytes * 3 // 4 // self._dtype.itemsize)
+            # a negative id of 32 bits becomes 2**31 or more, and is told in the end
+            self._ids.add(np.frombuffer(decoded, self._dtype.str.replace("i", "u"), count))
 
     def _read_header(self, decoded: bytes) -> bytes:
         """What follows the header; all of it, and no dtype, while the header is not whole."""
@@ -153,9 +170,12 @@ class ExpertDecoder:
         return decoded[size:]
 
     def _read_again(self, dtype: np.dtype[Any]) -> None:
-        raw = self._ids.array().astype(self._dtype).tobytes() + self._bytes
-        self._ids, self._bytes, self._dtype = GrowingIds(), b"", dtype
+        raw = self._array().astype(self._dtype).tobytes() + self._bytes
+        self._ids, self._bytes, self._dtype = None, b"", dtype
         self._take(raw)
+
+    def _array(self) -> Ids:
+        return np.empty(0, np.uint8) if self._ids is None else self._ids.array()
 
 
 def dtype_of(name: str | None) -> np.dtype[Any]:
@@ -180,20 +200,33 @@ def read_npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
     return np.dtype(descr[1].decode()), tuple(int(size) for size in shape[1].replace(b",", b" ").split())
 
 
-def narrowed(ids: NDArray[np.integer[Any]]) -> Ids:
-    """The same bits in the smallest unsigned type (a negative id of 32 bits comes out as 2**31 or more)."""
-    unsigned = ids.view(ids.dtype.str.replace("i", "u"))
-    if unsigned.dtype == np.uint8:
-        return unsigned
-    bits = int(np.bitwise_or.reduce(unsigned))
-    if bits >= 1 << 32:
-        raise RowsError(Reason.ID_RANGE, f"an id is {int(ids.min())}, one is {int(ids.max())}")
-    return unsigned.astype(np.uint8 if bits < 1 << 8 else np.uint16 if bits < 1 << 16 else np.uint32)
+def smallest_dtype(ids: Ids) -> np.dtype[Any]:
+    """The smallest type that holds all of them; raises ``RowsError`` for a wider one than is known."""
+    if ids.dtype == SMALLEST[0]:
+        return SMALLEST[0]
+    bits = int(np.bitwise_or.reduce(ids))
+    for dtype in SMALLEST:
+        if bits < 1 << 8 * dtype.itemsize:
+            return dtype
+    signed = ids.view(ids.dtype.str.replace("u", "i"))
+    raise RowsError(Reason.ID_RANGE, f"an id is {int(signed.min())}, one is {int(signed.max())}")
 
 
-def open_decoder(likely_dtype: str | None) -> Callable[[bool], Sink]:
-    """The ``open_sink`` of a scanner: strings are decoded as they come, an object is kept until it is whole."""
-    return lambda is_string: ExpertDecoder(likely_dtype) if is_string else Pieces()
+def _width(dtype: np.dtype[Any]) -> int:
+    return dtype.itemsize
+
+
+def open_decoder(likely_dtype: str | None, expected_bytes: int = 0) -> Callable[[bool], Sink]:
+    """The ``open_sink`` of a scanner: strings are decoded as they come, an object is kept until it is whole.
+
+    ``expected_bytes`` is how long the answer says it is, for its first value.
+    """
+    expected = [min(expected_bytes, MAX_EXPECTED_BYTES)]
+
+    def open_sink(is_string: bool) -> Sink:
+        return ExpertDecoder(likely_dtype, expected.pop() if expected else 0) if is_string else Pieces()
+
+    return open_sink
 
 
 def decode_found(found: FoundValue, raw_dtype: str | None, stated_dtype: str | None = None) -> Decoded:

@@ -7,7 +7,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 FIELD = "routed_experts"
@@ -41,17 +41,6 @@ def places_of(answer: object) -> list[Place]:
             places += _at(choice, index, f"choices[{number}]")
             places += _at(choice.get("meta_info"), index, f"choices[{number}].meta_info")
     return places + _at(answer.get("sglext"), 0, "sglext")
-
-
-def newest_by_choice(answers: Iterable[Sequence[Place]]) -> dict[int, Place]:
-    """Of all events of a stream the last place with a value for each choice; one without a value if there is no
-    other."""
-    newest: dict[int, Place] = {}
-    for places in answers:
-        for place in places:
-            if place.value_index is not None or place.choice not in newest:
-                newest[place.choice] = place
-    return newest
 
 
 def _generated(answer: object, number: int, prefix: str) -> list[Place]:

@@ -195,18 +195,36 @@ class RoutedExpertsPlugin:
         answer = await call_next(exchange)
         plan = exchange.state.get(PLAN)
         if plan is not None and answer.status == 200:
-            answer.chunks = self._passing(exchange, plan, answer.chunks)
+            told = answer.headers.get("content-length")
+            length = int(told) if told is not None and told.isdecimal() else None
+            answer.chunks = self._passing(exchange, plan, answer.chunks, length)
+            if length is not None and not (plan.asked.hidden or plan.asked.hides_sglext):
+                answer.headers.set("content-length", str(length))  # nothing is taken out
         return answer
 
-    async def _passing(self, exchange: Exchange, plan: Plan, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The chunks as the client is to have them; the rows are there before it sees that the answer has ended."""
+    async def _passing(
+        self, exchange: Exchange, plan: Plan, chunks: AsyncIterator[bytes], length: int | None
+    ) -> AsyncIterator[bytes]:
+        """The chunks as the client is to have them; the rows are there before it sees that the answer has ended.
+
+        With a ``length`` it sees that by the last byte.
+        """
         asked = plan.asked
-        reader = AnswerReader(asked.target, is_stream=asked.is_stream, max_bytes=self._settings.max_answer_bytes)
+        reader = AnswerReader(
+            asked.target,
+            is_stream=asked.is_stream,
+            max_bytes=self._settings.max_answer_bytes,
+            expected_bytes=length or 0,
+        )
         stripper = MemberStripper(*asked.hidden) if asked.hidden else None
         events = SglextFilter() if asked.hides_sglext else None
+        is_taken = False
         try:
             async for chunk in chunks:
                 reader.feed(chunk)
+                if reader.bytes_fed == length and not is_taken:
+                    is_taken = True
+                    await self._take(exchange, plan, reader)
                 passed = chunk if stripper is None else stripper.feed(chunk)
                 if events is not None:
                     passed = events.feed(passed)
@@ -215,7 +233,8 @@ class RoutedExpertsPlugin:
         except WorkerFault as error:
             self._lose(exchange, plan, RowsError(Reason.BROKEN, str(error)), reader)
             raise
-        await self._take(exchange, plan, reader)
+        if not is_taken:
+            await self._take(exchange, plan, reader)
         rest = b"" if stripper is None else stripper.rest()
         if events is not None:
             rest = events.feed(rest) + events.rest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import orjson
@@ -16,6 +17,7 @@ from router_routed_experts.reasons import Reason, RowsError
 KEY = FIELD.encode()
 EVENT_END = b"\n\n"
 UNFINISHED = b'"finish_reason":null'
+ESCAPED_NAME = re.compile(rb'(?<!\\)"([\w\\]*\\u00[\w\\]*)"\s*:')
 CHAT_MARKS = (b'"sglext"', b'"usage":{', b'"routed_experts"', b'"finish_reason":"abort"')
 
 
@@ -31,11 +33,11 @@ class Part:
 class AnswerReader:
     """Takes the chunks of one answer to ``target``; ``finish`` gives its parts. Memory: the ids, and ``max_bytes``."""
 
-    def __init__(self, target: str, *, is_stream: bool, max_bytes: int) -> None:
+    def __init__(self, target: str, *, is_stream: bool, max_bytes: int, expected_bytes: int = 0) -> None:
         self._target = target
         self._is_stream = is_stream
         self._max_bytes = max_bytes
-        self._scanner = ValueScanner(KEY, open_sink=open_decoder(RAW_DTYPES["sglang"]))
+        self._scanner = ValueScanner(KEY, open_sink=open_decoder(RAW_DTYPES["sglang"], expected_bytes))
         self._pieces: list[bytes | memoryview] = []
         self._size = 0
         self._gathered = Gathered()
@@ -112,6 +114,14 @@ class AnswerReader:
 
     def _absorb(self, body: bytes) -> None:
         try:
-            self._gathered.absorb(orjson.loads(body))
+            if b"\\u00" in body and has_escaped_name(body):
+                self._fault = RowsError(Reason.UNREADABLE, f"the name {FIELD} is spelt with escapes")
+            else:
+                self._gathered.absorb(orjson.loads(body))
         except orjson.JSONDecodeError as error:
             self._fault = RowsError(Reason.UNREADABLE, f"the answer is no JSON: {error}")
+
+
+def has_escaped_name(body: bytes) -> bool:
+    """Whether JSON spells the field's name as the scanner does not see it: its value would be taken for another's."""
+    return any(orjson.loads(b'"%b"' % found[1]) == FIELD for found in ESCAPED_NAME.finditer(body))

@@ -147,22 +147,6 @@ def _first_row(decoded: Decoded, experts: Ids, rows_of_sequence: int, asked: int
     return first
 
 
-def join_parts(prefill: Ids, decode: Ids, row_count: int) -> Ids:
-    """The rows of a disaggregated answer: first the prefill worker's, then the decode worker's, which are the last.
-
-    A decode worker may also send rows for the prompt, which it did not compute; the prefill worker's stand. Raises
-    ``RowsError`` when both together do not reach.
-    """
-    first_decoded = row_count - len(decode)
-    if first_decoded > len(prefill) or first_decoded < 0 or len(prefill) > row_count:
-        raise RowsError(
-            Reason.GAP, f"{len(prefill)} rows of prefill and {len(decode)} of decode do not make {row_count}"
-        )
-    if prefill.shape[1:] != decode.shape[1:]:
-        raise RowsError(Reason.SHAPE, f"prefill has {prefill.shape[1:]} layers and experts, decode {decode.shape[1:]}")
-    return np.concatenate([prefill, decode[len(prefill) - first_decoded :]])
-
-
 @dataclass(frozen=True, slots=True)
 class RowTable:
     """All rows of one trajectory so far, from row ``start`` on without a gap. Immutable: branches share the blocks."""

@@ -3,9 +3,43 @@
 from __future__ import annotations
 
 import re
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, groupby
 
-from router_radix_cache.tokens import PackedTokens, encode_text, ends_from_pieces
+from router_radix_cache.match import Match
+from router_radix_cache.tokens import PackedTokens, decode_text, encode_text
 from router_radix_cache.tree import RadixTree
+
+
+def ends_from_pieces(pieces: Iterable[bytes]) -> array[int]:
+    """Ends of tokens whose bytes are known one by one."""
+    return array("I", accumulate(len(piece) for piece in pieces))
+
+
+def tokens_from_lists(
+    token_ids: Sequence[int],
+    ends: Sequence[int],
+    loss_mask: Sequence[int],
+    logprobs: Sequence[float],
+    weight_versions: Sequence[str | None],
+) -> PackedTokens:
+    """From equally long lists, one entry a token; the logprob of a token with mask 0 is not kept."""
+    tokens = PackedTokens()
+    rows = zip(token_ids, ends, loss_mask, logprobs, weight_versions, strict=True)
+    for (mask, version), run in groupby(rows, key=lambda row: (row[2], row[4])):
+        ids, stops, _, sampled, _ = zip(*run, strict=True)
+        steps = [stop - tokens.byte_length for stop in stops]
+        if mask:
+            tokens.add_sampled(ids, steps, sampled, version)
+        else:
+            tokens.add_context(ids, steps)
+    return tokens
+
+
+def remaining_text(match: Match) -> str:
+    """The text behind the match, which has to be encoded afresh."""
+    return decode_text(match.text[match.matched_bytes :])
 
 
 class Rollout:
@@ -27,7 +61,7 @@ class Rollout:
     def prompt(self, text: str, session_id: str | None = None) -> PackedTokens:
         kept = self.tree.match(text, session_id=session_id).reusable()
         tokens = kept.packed()
-        pieces = self.encode(kept.remaining_text)
+        pieces = self.encode(remaining_text(kept))
         tokens.add_context(self.ids(pieces), ends_from_pieces([encode_text(piece) for piece in pieces]))
         return tokens
 
@@ -44,7 +78,7 @@ class Rollout:
     def retrieve(self, text: str, **narrow) -> tuple[list[int], list[int], list[float], list[str | None]]:
         """Tokens, mask, logprobs and weight versions for the whole text; what is not known is encoded with mask 0."""
         match = self.tree.match(text, **narrow)
-        rest = len(tail := self.ids(self.encode(match.remaining_text)))
+        rest = len(tail := self.ids(self.encode(remaining_text(match))))
         return (
             match.token_ids + tail,
             match.loss_mask + [0] * rest,

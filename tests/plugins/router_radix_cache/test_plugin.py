@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gzip
 import logging
+from pathlib import Path
 
 import orjson
 import pytest
@@ -229,7 +231,8 @@ async def test_ids_that_spell_no_text_are_found_by_rid_alone() -> None:
         assert refused["error"]["param"] == "rid"
 
 
-async def test_what_a_tokenizer_puts_before_a_prompt_is_sent_and_kept(tmp_path) -> None:
+def with_start(directory: Path) -> Path:
+    """A tokenizer that puts a token of its own before each prompt."""
     config = orjson.loads((ASSETS / "tokenizer.json").read_bytes())
     start = {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}
     config["post_processor"] = {
@@ -238,9 +241,13 @@ async def test_what_a_tokenizer_puts_before_a_prompt_is_sent_and_kept(tmp_path) 
         "pair": [start, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1016], "tokens": ["<|im_start|>"]}},
     }
-    (tmp_path / "tokenizer.json").write_bytes(orjson.dumps(config))
-    (tmp_path / "tokenizer_config.json").write_bytes((ASSETS / "tokenizer_config.json").read_bytes())
-    plugins = {"hf_tokenizer": {"path": str(tmp_path)}}
+    (directory / "tokenizer.json").write_bytes(orjson.dumps(config))
+    (directory / "tokenizer_config.json").write_bytes((ASSETS / "tokenizer_config.json").read_bytes())
+    return directory
+
+
+async def test_what_a_tokenizer_puts_before_a_prompt_is_sent_and_kept(tmp_path) -> None:
+    plugins = {"hf_tokenizer": {"path": str(with_start(tmp_path))}}
     async with rollouts(plugins=plugins) as rollout:
         await rollout.generate(QUESTION, HELLO)
         assert rollout.last_request.json()["input_ids"] == [1016, *ids_of(("p", QUESTION))]
@@ -252,6 +259,50 @@ async def test_what_a_tokenizer_puts_before_a_prompt_is_sent_and_kept(tmp_path) 
     async with rollouts(plugins=plugins, settings={"add_special_tokens": False}) as rollout:
         await rollout.generate(QUESTION, HELLO)
         assert rollout.last_request.json()["input_ids"] == ids_of(("p", QUESTION))
+
+
+async def test_a_text_is_encoded_as_a_text_whoever_sent_its_ids_before(tmp_path) -> None:
+    plugins = {"hf_tokenizer": {"path": str(with_start(tmp_path))}}
+    async with rollouts(plugins=plugins) as rollout:
+        odd = [token for letter in QUESTION for token in reference.encode(letter)]
+        await rollout.generate(odd, HELLO)
+        await rollout.generate(QUESTION, HELLO)
+        assert rollout.last_request.json()["input_ids"] == [1016, *ids_of(("p", QUESTION))]
+        await rollout.generate(QUESTION, HELLO)
+        assert (await rollout.stats())["encoded_tokens"] == 1 + len(ids_of(("p", QUESTION)))
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+async def test_a_compressed_answer_passes_as_it_is_and_is_not_stored(is_shown: bool) -> None:
+    async with rollouts() as rollout:
+        body = gzip.compress(b'{"text": " ok", "output_ids": [1]}' * 100)
+        rollout.worker.handler = reply(body, headers=[("content-encoding", "gzip")])
+        answer = await exchange_once(rollout.port, json={"text": QUESTION, "return_logprob": is_shown})
+        assert answer.body == body
+        assert answer.get("content-encoding") == "gzip"
+        assert (await rollout.stats())["not_stored"] == {"unreadable": 1}
+
+
+async def test_a_stream_that_is_not_cumulative_is_not_stored() -> None:
+    async with rollouts() as rollout:
+        ids = ids_of(("g", HELLO))
+
+        def event(start: int, stop: int, reason: object) -> bytes:
+            meta = {
+                "id": "r",
+                "finish_reason": reason,
+                "completion_tokens": stop,
+                "prompt_tokens": len(ids_of(("p", QUESTION))),
+            }
+            meta["output_token_logprobs"] = [[-0.5, one, None] for one in ids[start:stop]]
+            return orjson.dumps({"text": "x", "output_ids": ids[start:stop], "meta_info": meta})
+
+        parts = [event(0, 1, None), event(1, len(ids), {"type": "stop"}), b"[DONE]"]
+        rollout.worker.handler = reply(
+            b"".join(b"data: " + part + b"\n\n" for part in parts), content_type="text/event-stream"
+        )
+        await exchange_once(rollout.port, json={"text": QUESTION, "stream": True, "return_logprob": True})
+        assert (await rollout.stats())["not_stored"] == {"lengths_differ": 1}
 
 
 # ------------------------------------------------------------------------------------------------ weight versions, time

@@ -5,10 +5,10 @@ from array import array
 from itertools import pairwise
 
 import pytest
-from router_radix_cache.tokens import PackedTokens, ends_from_pieces
+from router_radix_cache.tokens import PackedTokens
 from router_radix_cache.tree import RadixTree
 
-from .rollout import Rollout
+from .rollout import Rollout, ends_from_pieces, remaining_text, tokens_from_lists
 from .structure import check_structure
 
 PROMPT = "Question: say hello.\nAnswer:"
@@ -112,14 +112,14 @@ def test_text_that_splits_inside_characters_comes_back_exactly() -> None:
     out = ["你", crab[:1], crab[1:3], crab[3:] + b"!"]
     assert rollout.retrieve(prompt + "你🦀!") == rollout.expected(("p", prompt), ("g", out))
     match = rollout.tree.match(prompt + "你🦀?")
-    assert match.remaining_text == "🦀?"
+    assert remaining_text(match) == "🦀?"
     assert match.matched_characters == len(prompt) + 1
 
 
 def test_an_unknown_text_matches_nothing() -> None:
     match = Rollout().tree.match("never seen")
     assert (match.token_ids, match.loss_mask, match.logprobs, match.weight_versions) == ([], [], [], [])
-    assert (match.matched_characters, match.is_complete, match.remaining_text) == (0, False, "never seen")
+    assert (match.matched_characters, match.is_complete, remaining_text(match)) == (0, False, "never seen")
     assert match.reusable().token_ids == match.packed().ids.tolist() == []
 
 
@@ -140,7 +140,7 @@ def test_fewer_logprobs_than_ids_are_refused_and_leave_the_sequence_as_it_was() 
 def test_a_weight_version_may_be_missing() -> None:
     rollout = Rollout(keep_weight_versions=1)
     rollout.generate(PROMPT, [" ok"], version=None)
-    rollout.tree.see_weight_version("v9")
+    rollout.generate("another", [" yes"], version="v9")
     assert rollout.retrieve(PROMPT + " ok")[3] == [None] * len(rollout.expected(("p", PROMPT), ("g", [" ok"]))[0])
 
 
@@ -153,7 +153,7 @@ def test_tokens_that_do_not_cover_the_text_are_refused() -> None:
 
 def test_a_sequence_without_text_is_found_by_rid_alone() -> None:
     tree = RadixTree()
-    tree.insert(None, PackedTokens.from_lists([5, 6], [0, 0], [0, 1], [9.0, -0.5], [None, "v1"]), rid="r")
+    tree.insert(None, tokens_from_lists([5, 6], [0, 0], [0, 1], [9.0, -0.5], [None, "v1"]), rid="r")
     match = tree.by_rid("r")
     assert match is not None
     assert (match.token_ids, match.loss_mask, match.logprobs) == ([5, 6], [0, 1], [0.0, -0.5])
@@ -281,13 +281,13 @@ def test_what_a_running_request_uses_is_not_evicted() -> None:
     for number in range(5):
         tree.insert(f"{number}xyz", tokens_of([f"{number}", "x", "yz"], first_id=10 * number + 10), rid=f"r{number}")
         assert tree.by_rid("held") is not None
-    tree.see_weight_version("v2")
-    assert tree.clear() == 0
+    tree.insert("zz", tokens_of(["z", "z"], version="v2", first_id=90), rid="new")
+    assert tree.clear() == 1
     assert tree.match("abcd").is_complete
     hold.release()
     hold.release()
     assert tree.by_rid("held") is None
-    assert tree.stats().dropped == {"lru": 4, "weight_version": 2}
+    assert tree.stats().dropped == {"lru": 4, "weight_version": 2, "cleared": 1}
 
 
 def test_a_hold_of_nothing_and_a_hold_as_a_block() -> None:
@@ -339,7 +339,7 @@ def test_long_segments_that_are_split_again_and_again_stay_exact_and_are_not_cop
     tree.insert("".join(long), tokens_of(long), rid="long")
     for count in range(1, 400):
         branch = [*long[:count], "zz"]
-        tokens = PackedTokens.from_lists(
+        tokens = tokens_from_lists(
             [*range(1, count + 1), 99_999],
             ends_from_pieces(p.encode() for p in branch),
             [1] * (count + 1),
@@ -365,7 +365,7 @@ def test_segments_are_joined_again_when_their_branches_are_gone() -> None:
         ids = [*range(1, len(text)), 50 + number]
         tree.insert(
             text,
-            PackedTokens.from_lists(ids, range(1, len(text) + 1), [1] * len(ids), [-0.5] * len(ids), ["v1"] * len(ids)),
+            tokens_from_lists(ids, range(1, len(text) + 1), [1] * len(ids), [-0.5] * len(ids), ["v1"] * len(ids)),
         )
     assert tree.stats().segments == 7
     now[0] = 6.0

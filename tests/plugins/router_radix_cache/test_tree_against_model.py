@@ -9,6 +9,7 @@ from router_radix_cache.tokens import PackedTokens, encode_text
 from router_radix_cache.tree import RadixTree
 
 from .model import Model, Sample
+from .rollout import remaining_text, tokens_from_lists
 from .structure import check_structure
 
 # few letters and short pieces, so that prefixes, twins and cuts inside a token or a character are the rule
@@ -81,7 +82,7 @@ class Pair:
         session = source.choice(["s1", "s2", "s3", None])
         if not stored:
             ends = [0] * len(ids)
-        tokens = PackedTokens.from_lists(ids, ends, mask, logprobs, versions)
+        tokens = tokens_from_lists(ids, ends, mask, logprobs, versions)
         hint = source.choice([earlier, *self.model.samples[:1]]) if earlier and source.random() < 0.5 else None
         trajectory = self.tree.insert(stored, tokens, rid=rid, session_id=session, continued=self.stored(hint))
         sample = self.model.insert(
@@ -158,7 +159,7 @@ class Pair:
         assert match.is_whole == found.is_whole
         assert match.is_ambiguous == found.is_ambiguous
         assert match.is_complete == (sample is not None and found.size == len(encode_text(text)))
-        assert encode_text(text)[: found.size] + encode_text(match.remaining_text) == encode_text(text)
+        assert encode_text(text)[: found.size] + encode_text(remaining_text(match)) == encode_text(text)
         if sample:
             assert match.trajectory.rid == sample.rid
         again = match.packed()

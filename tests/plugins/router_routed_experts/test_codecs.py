@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import gc
+import io
 import warnings
 import weakref
 
@@ -98,6 +99,46 @@ def test_a_slash_may_be_escaped(size: int) -> None:
     text = raw_text(ids)
     assert "/" in text
     assert decode(text.replace("/", "\\/"), size=size).ids.tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+@pytest.mark.parametrize("line", ["\\n", "\\r\\n", "\\u000a", "\\u002f", "\n"])
+def test_lines_of_base64_and_other_escapes_are_told_and_never_taken_for_characters(line: str, size: int) -> None:
+    text = raw_text(experts_of(9))
+    assert reason_of(decode, line.join([text[:76], text[76:]]), size=size) is Reason.NOT_BASE64
+    assert reason_of(decode, text + line, size=size) is Reason.NOT_BASE64
+
+
+@pytest.mark.parametrize("size", [1, 5, 32, 33, 1000])
+def test_the_alphabet_of_addresses_is_told(size: int) -> None:
+    text = base64.urlsafe_b64encode(np.full(30, 0x3E3F3E, "<i4")).decode()
+    assert set("-_") & set(text)
+    assert reason_of(decode, text, size=size) is Reason.NOT_BASE64
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("dtype", [">u2", ">i4", ">i8", "<u4"])
+def test_each_version_of_the_header_and_each_order_of_bytes_is_read(version: tuple[int, int], dtype: str) -> None:
+    experts = experts_of(11, experts=300, top_k=3)
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, experts.astype(dtype), version=version)
+    text = base64.b64encode(stream.getvalue())
+    for size in (1, 50, 1000):
+        assert (decode(text, None, size=size).ids.reshape(experts.shape) == experts).all()
+
+
+@pytest.mark.parametrize("expected", [0, 40, 1 << 20])
+def test_what_is_reserved_in_advance_changes_no_id_and_is_given_back(expected: int) -> None:
+    ids = np.arange(70_000) % 60_000
+    text = raw_text(ids).encode()
+    decoder = ExpertDecoder("int32", expected)
+    for start in range(0, len(text), 1000):
+        decoder.write(memoryview(text)[start : start + 1000])
+    decoded = decoder.finish("int32").ids
+    assert decoded.dtype == np.uint16
+    assert (decoded == ids).all()
+    owner = decoded if decoded.base is None else decoded.base
+    assert owner.nbytes == 2 * len(ids)
 
 
 def test_bytes_that_make_no_whole_ids_are_told() -> None:

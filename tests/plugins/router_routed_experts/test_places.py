@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import orjson
-from router_routed_experts.places import Place, newest_by_choice, places_of
+from router_routed_experts.places import places_of
 
 from router_core import ValueScanner
 
@@ -46,14 +46,3 @@ def test_the_choice_is_told_by_its_index() -> None:
 def test_a_dtype_beside_the_field_is_told() -> None:
     (place,) = places_of({"meta_info": {"routed_experts": "0", "routed_experts_dtype": "uint16"}})
     assert place.dtype == "uint16"
-
-
-def test_of_a_stream_the_last_value_of_each_choice_counts() -> None:
-    def at(choice: int, index: int | None) -> Place:
-        return Place(choice, "x", index, None)
-
-    assert newest_by_choice([[at(0, None)], [at(0, 0), at(1, 1)], [at(0, 2)], [at(0, None), at(2, None)]]) == {
-        0: at(0, 2),
-        1: at(1, 1),
-        2: at(2, None),
-    }

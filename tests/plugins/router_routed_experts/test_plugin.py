@@ -54,6 +54,7 @@ async def test_a_client_that_asks_itself_gets_the_workers_bytes() -> None:
             router.worker.port, json={"input_ids": PROMPT, "rid": "r1", "return_routed_experts": True}
         )
         assert shown.body == direct.body
+        assert shown.get("content-length") == str(len(direct.body))
         assert (await router.rows("r1") == rows_of(PROMPT + SAMPLED)).all()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from router_routed_experts.codecs import Decoded
 from router_routed_experts.reasons import Reason, RowsError
-from router_routed_experts.rows import Layout, RowBlock, RowTable, Verdict, join_parts, judge
+from router_routed_experts.rows import Layout, RowBlock, RowTable, Verdict, judge
 
 from .answers import LAYERS, TOP_K, experts_of
 
@@ -161,22 +161,3 @@ def test_blocks_of_different_types_become_one_file() -> None:
     assert loaded.dtype == np.uint16
     assert (loaded == np.concatenate([small, large])).all()
     assert np.load(io.BytesIO(RowTable().to_npy())).shape == (0, 0, 0)
-
-
-def test_prefill_and_decode_parts_are_joined_by_rows() -> None:
-    whole = experts_of(9).astype(np.uint8)
-    assert (join_parts(whole[:5], whole[5:], 9) == whole).all()
-    assert (join_parts(whole[:5], whole[4:], 9) == whole).all()
-    unwritten = whole.copy()
-    unwritten[:5] = 0
-    assert (join_parts(whole[:5], unwritten, 9) == whole).all()
-
-
-def test_parts_that_do_not_reach_are_reported() -> None:
-    whole = experts_of(9).astype(np.uint8)
-    for prefill, decode in ((whole[:4], whole[5:]), (whole, np.concatenate([whole, whole])), (whole, whole[:0])):
-        with pytest.raises(RowsError) as caught:
-            join_parts(prefill, decode, 10)
-        assert caught.value.reason is Reason.GAP
-    with pytest.raises(RowsError, match="layers and experts"):
-        join_parts(whole, whole[:, :2], 9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import logging
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 import orjson
 import pytest
 
-from router_core.testing import exchange_once, reply_json
+from router_core import ROUTED_EXPERTS, Exchange, hookimpl
+from router_core.testing import ScriptedWorker, exchange_once, reply, reply_json
 
 from .answers import raw_text
-from .over_http import LAYERS, TOP_K, Routed, routed
+from .over_http import EXPERTS, LAYERS, TOP_K, Routed, routed, rows_of
 
 PROMPT, OUTPUT = 5, 4
 NUMBERED = {"layers": LAYERS, "top_k": TOP_K}
@@ -171,3 +173,86 @@ async def test_a_large_answer_stalls_nobody_and_passes_byte_for_byte() -> None:
         assert await running == orjson.dumps(told)
         assert others > 3
         assert (await router.rows("r") == experts).all()
+
+
+async def test_ids_that_are_not_all_that_were_sampled_are_no_trajectory_to_go_on_with() -> None:
+    """A worker whose streams are not cumulative tells in its last event only the last ids."""
+    async with routed(settings=NUMBERED) as router:
+        told = answer(raw_text(numbered(0, 8)), rid="r1")
+        events = [dict(told, output_ids=[50, 51, 52], meta_info={**told["meta_info"], "finish_reason": None})]
+        events[0]["meta_info"].pop("routed_experts")
+        events.append(dict(told, output_ids=[53]))
+        body = b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+        router.worker.handler = reply(body, content_type="text/event-stream")
+        session = {"x-session-id": "s"}
+        await router.ask("/generate", session, input_ids=[0, 1, 2, 3, 4], stream=True)
+        assert (await router.rows("r1") == numbered(0, 8)).all()
+        # another prompt, whose token 5 is what was told last and not what was sampled first
+        later = np.concatenate([numbered(0, 5), numbered(5, 9) + 7])
+        router.worker.handler = reply_json(answer(raw_text(later), rid="r2", prompt=7, output=3))
+        await router.ask("/generate", session, input_ids=[0, 1, 2, 3, 4, 53, 60])
+        assert (await router.rows("r2") == later).all()
+
+
+async def test_a_compressed_answer_passes_as_it_is_and_is_marked() -> None:
+    async with routed(settings=NUMBERED) as router:
+        body = gzip.compress(orjson.dumps(answer(raw_text(numbered(0, 8)))))
+        router.worker.handler = reply(body, headers=[("content-encoding", "gzip")])
+        for own in ({}, {"return_routed_experts": True}):
+            got = await exchange_once(router.port, json={"input_ids": [0, 1, 2, 3, 4], "rid": "r", **own})
+            assert got.body == body
+            assert got.get("content-encoding") == "gzip"
+            assert (await router.reason("r")).startswith("unreadable: ")
+
+
+@pytest.mark.parametrize("told", ["1234", "0", "AAAA"])
+async def test_a_name_spelt_with_an_escape_is_not_taken_for_another_value(told: str) -> None:
+    async with routed(settings=NUMBERED) as router:
+        body = orjson.dumps(answer(told)).replace(b"routed_experts", b"routed\\u005fexperts")
+        body = body[:-1] + b',"other":{"routed_experts":"' + raw_text(numbered(0, 8)).encode() + b'"}}'
+        router.worker.handler = reply(body)
+        got = await router.ask("/generate", input_ids=[0, 1, 2, 3, 4], rid="r", return_routed_experts=True)
+        assert got.body == body
+        await router.show("r", 409)
+
+
+async def test_of_two_members_of_one_name_the_last_one_counts_as_for_every_reader() -> None:
+    async with routed(settings=NUMBERED) as router:
+        first, last = raw_text(numbered(0, 8)), raw_text(numbered(0, 8) + 7)
+        both = f'"routed_experts":"{first}","routed_experts":"{last}"'.encode()
+        body = orjson.dumps(answer("HERE")).replace(b'"routed_experts":"HERE"', both)
+        router.worker.handler = reply(body)
+        await router.ask("/generate", input_ids=[0, 1, 2, 3, 4], return_routed_experts=True)
+        assert (await router.rows("r") == numbered(0, 8) + 7).all()
+
+
+async def test_a_request_that_is_tried_again_is_asked_for_the_same_and_shows_no_more() -> None:
+    enabled = ("retry", "routed_experts", "least_inflight")
+    async with routed(enabled=enabled, plugins={"retry": {}}) as router, ScriptedWorker() as second:
+        await exchange_once(router.port, target=f"/add_worker?url={second.url}")
+        second.engine.experts = EXPERTS
+        for worker in (router.worker, second):
+            worker.say("xxx", ids=[21, 22, 23], times=None)
+        router.worker.refuse()
+        for number in range(4):  # both are tried first in turn
+            shown = await router.ask("/generate", input_ids=[11, 12, 13], rid=f"r{number}")
+            assert b"routed_experts" not in shown.body
+            assert (await router.rows(f"r{number}") == rows_of([11, 12, 13, 21, 22, 23])).all()
+            assert second.requests[-1].json()["return_routed_experts"] is True
+        assert shown.get("x-router-worker") == second.url
+
+
+async def test_the_rows_are_there_once_the_client_has_the_last_byte() -> None:
+    seen = []
+
+    class Watch:
+        @hookimpl
+        def response_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+            seen.append((chunk[-1:], exchange.state.get(ROUTED_EXPERTS) is not None))
+
+    async with routed(settings=NUMBERED, classes=[Watch]) as router:
+        await passed(router, answer(raw_text(numbered(0, 8))))
+        assert seen[-1] == (b"}", True)
+        router.worker.handler = reply(b"")
+        await router.ask("/generate", input_ids=[1, 2], rid="none", return_routed_experts=True)
+        assert (await router.reason("none")).startswith("unreadable: ")
