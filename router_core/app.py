@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,7 +16,7 @@ from router_core.asgi import ASGIApp, Front, Guard
 from router_core.clock import Clock
 from router_core.config import Config
 from router_core.control import ControlClient
-from router_core.errors import ConfigError, Reject
+from router_core.errors import ConfigError, PluginError, Reject
 from router_core.generation import Generation, Shared
 from router_core.holds import HoldQueue
 from router_core.introspection import describe_plugins
@@ -252,7 +253,8 @@ class Application:
     def commit(self, fresh: Generation) -> dict[str, Any]:
         """Has a prepared generation serve from now on; the old one runs out."""
         old, self.generation = self.generation, fresh
-        fresh.outside.take_over(old.outside.hand_over())
+        with contextlib.suppress(PluginError):  # it is logged; the old generation would serve no better
+            fresh.outside.take_over(old.outside.hand_over())
         self.proxy.serving, self.front.routes = fresh.serving, fresh.routes
         self.router.warming = fresh.router.warming
         self._tasks.spawn(self._run_out(old), name=f"generation {old.number} runs out")

@@ -82,13 +82,23 @@ class OutsideHooks:
         return next(plugin.name for plugin in self._plugins if plugin.instance is instance)
 
     def hand_over(self) -> dict[str, Any]:
-        """Plugin -> what it hands over to a new process."""
-        return {plugin.name: call() for plugin, call in self._calls("hand_over")}
+        """Plugin -> what it hands over to a new process. Raises PluginError."""
+        found = {}
+        for plugin, call in self._calls("hand_over"):
+            try:
+                found[plugin.name] = call()
+            except Exception as error:
+                raise plugin.failed("hand_over", error) from error
+        return found
 
     def take_over(self, states: Mapping[str, Any]) -> None:
+        """Raises PluginError."""
         for plugin, call in self._calls("take_over"):
             if plugin.name in states:
-                call(states[plugin.name])
+                try:
+                    call(states[plugin.name])
+                except Exception as error:
+                    raise plugin.failed("take_over", error) from error
 
     def find_tokenizer(self, name: str | None) -> Any:
         """The first tokenizer that a plugin offers, or None."""

@@ -78,7 +78,8 @@ class _Peer(FrameProtocol):
         except Exception as error:
             log.error("a forwarded request failed: %r", error, exc_info=error)
         finally:
-            self._exchange = None
+            if self._exchange is exchange:  # its peer may have begun the next one, once this one was answered
+                self._exchange = None
             if not (exchange.is_answered and exchange.is_whole):
                 self.transport.close()
 

@@ -93,6 +93,8 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
         keepers = [asyncio.create_task(self._keep(slot), name=f"slot {slot.number}") for slot in self._slots]
+        for keeper in keepers:
+            keeper.add_done_callback(self._kept)
         await self._stopping.wait()
         await self._end(keepers)
         if self._error is not None:
@@ -101,6 +103,12 @@ class Supervisor:
             log.warning("stopped while it was starting")
             return 1
         return 130 if self._signal == signal.SIGINT else 0
+
+    def _kept(self, keeper: asyncio.Task[None]) -> None:
+        """A slot that nobody looks after any more would be a part of the sessions lost for good: all stop."""
+        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+            log.critical("the supervisor failed, all processes stop: %r", error, exc_info=error)
+            self._stopping.set()
 
     def _stop(self, number: int) -> None:
         if self._stopping.is_set():
@@ -138,7 +146,13 @@ class Supervisor:
         pause_s, loop = FIRST_PAUSE_S, asyncio.get_running_loop()
         while not self._stopping.is_set():
             began = loop.time()
-            await slot.start(self._setup(slot))
+            try:
+                await slot.start(self._setup(slot))
+            except OSError as error:
+                log.error("process %d cannot be started: %s", slot.number, error)
+                slot.lose("")
+                await asyncio.sleep(LONGEST_PAUSE_S)
+                continue
             pid = slot.process.pid if slot.process is not None else 0
             await self._hear(slot)
             status = await slot.process.wait() if slot.process is not None else 0

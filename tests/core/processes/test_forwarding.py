@@ -171,6 +171,38 @@ async def test_an_early_answer_ends_an_upload_and_spoils_the_connection_alone(ow
         assert (client.got[0]["status"], client.body) == (413, b"no")
 
 
+async def test_an_app_that_works_on_after_its_answer_does_not_disturb_the_next_request(owner: Owner) -> None:
+    may_end, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def works_on(scope: Any, receive: Any, send: Any) -> None:
+        await start(send)
+        await send({"type": "http.response.body", "body": await read(receive)})
+        await may_end.wait()
+
+    async def ends_the_first(scope: Any, receive: Any, send: Any) -> None:
+        first = await receive()
+        may_end.set()
+        await asyncio.wait(owner.tasks - {asyncio.current_task()})
+        await asyncio.sleep(0)
+        has_ended.set()
+        await start(send)
+        await send({"type": "http.response.body", "body": first["body"] + await read(receive)})
+
+    class Slow(Client):
+        async def receive(self) -> Any:
+            if len(self._said) == 1:
+                await has_ended.wait()
+            return await super().receive()
+
+    owner.app = works_on
+    client = Client(piece(b"first"))
+    await owner.forward(client)
+    owner.app = ends_the_first
+    slow = Slow(piece(b"sec", more=True), piece(b"ond"))
+    await owner.forward(slow)
+    assert (client.body, slow.body) == (b"first", b"second")
+
+
 async def test_a_client_that_leaves_is_seen_to_leave(owner: Owner) -> None:
     seen: list[str] = []
     begun = asyncio.Event()
