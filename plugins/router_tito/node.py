@@ -54,7 +54,7 @@ class ModelTurnResult:
     model: str = ""
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     weight_version: str | None = None
-    weight_versions: tuple[tuple[str, int, int], ...] = ()
+    weight_versions: tuple[tuple[str | None, int, int], ...] = ()
     cached_tokens: int | None = None
 
 
@@ -71,7 +71,7 @@ class TurnFacts:
     model: str = ""
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     weight_version: str | None = None
-    weight_versions: tuple[tuple[str, int, int], ...] = ()
+    weight_versions: tuple[tuple[str | None, int, int], ...] = ()
     cached_tokens: int | None = None
     experts_fault: str = ""
 

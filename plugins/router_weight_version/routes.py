@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from router_core import Reject, Worker, checked_version, read_json, update_workers
+from router_core import Reject, Worker, read_json, update_workers
+from router_weight_version.eligibility import Eligibility
+from router_weight_version.everywhere import checked_versions
+from router_weight_version.settings import WeightVersionSettings
 from router_weight_version.version import parse_version
-
-if TYPE_CHECKING:
-    from router_weight_version.plugin import WeightVersion
 
 PREFIXES = ("/routing", "/routing_loop")
 MAX_LISTED = 1000
@@ -25,8 +25,15 @@ TARGET_KEYS = ("worker_id", "worker_ids")
 class VersionRoutes:
     """The routes of one plugin instance."""
 
-    def __init__(self, plugin: WeightVersion) -> None:
-        self._plugin = plugin
+    def __init__(
+        self,
+        eligibility: Eligibility,
+        settings: WeightVersionSettings,
+        tell_all: Callable[[Any], Awaitable[list[Any]]],
+    ) -> None:
+        self._eligibility = eligibility
+        self._settings = settings
+        self._tell_all = tell_all
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -41,13 +48,13 @@ class VersionRoutes:
     # ---------------------------------------------------------------------------------------------------------- pausing
     async def pause(self, request: Request) -> Response:
         """``?wait=true&timeout=S&ttl=S&worker_id=...``, or the same keys in a JSON object."""
-        settings = self._plugin.settings
+        settings = self._settings
         given = await _given(request, ("wait", "timeout", "ttl", *TARGET_KEYS))
         waits = _flag(given, "wait")
         timeout_s = _seconds(given, "timeout", settings.pause_wait_s, math.inf)
         ttl_s = _seconds(given, "ttl", settings.pause_ttl_s, settings.max_pause_ttl_s)
         workers = self._targets(given)
-        until = self._plugin.router.clock.now() + ttl_s
+        until = self._eligibility.router.clock.now() + ttl_s
         ids = [worker.id for worker in workers]
         found = await self._tell_all(("pause", ids, until, timeout_s if waits else 0.0))
         left = sum(each["left"] for each in found)
@@ -59,7 +66,7 @@ class VersionRoutes:
             "ttl_s": ttl_s,
             "workers": [worker.id for worker in workers] or "all",
             "held": sum(each["held"] for each in found),
-            "inflight": sum(worker.inflight for worker in self._plugin.router.workers),
+            "inflight": sum(worker.inflight for worker in self._eligibility.router.workers),
         }
         return JSONResponse(told, 202 if waits and left else 200)
 
@@ -67,65 +74,19 @@ class VersionRoutes:
         workers = self._targets(await _given(request, TARGET_KEYS))
         found = await self._tell_all(("resume", [worker.id for worker in workers]))
         told = {
-            "status": "paused" if self._plugin.dispatch.pauses.is_paused(None) else "running",
+            "status": "paused" if self._eligibility.dispatch.pauses.is_paused(None) else "running",
             "was_paused": any(each["was_paused"] for each in found),
-            "epoch": self._plugin.dispatch.pauses.epoch,
+            "epoch": self._eligibility.dispatch.pauses.epoch,
             "workers": [worker.id for worker in workers] or "all",
             "held": sum(each["held"] for each in found),
         }
         return JSONResponse(told)
 
-    async def _tell_all(self, message: tuple[Any, ...]) -> list[Any]:
-        return await self._plugin.router.tell_all(self._plugin, message)
-
-    async def hear(self, what: str, *given: Any) -> Any:
-        """This process's part in a call that was made in one of them."""
-        dispatch, holds = self._plugin.dispatch, self._plugin.router.holds
-        if what == "pause":
-            ids, until, wait_s = given
-            epoch = dispatch.pause(self._plugin.workers_of(ids), until)
-            return {"epoch": epoch, "left": await dispatch.wait_handed_over(wait_s), "held": len(holds)}
-        if what == "resume":
-            return {"was_paused": dispatch.resume(self._plugin.workers_of(given[0])), "held": len(holds)}
-        if what == "drain":
-            drained = len(self._plugin.drain(given[0], with_untagged=given[1]))
-            return {"drained": drained, "held": len(holds) - drained}
-        if what == "state":
-            return update_workers(
-                given[0],
-                self._plugin.router.workers,
-                _checked_versions,
-                lambda worker, stated: self._plugin.versions.state(worker, *stated),
-            )
-        if what == "learn":
-            self._plugin.versions.hear(*given)
-            return None
-        return {
-            "queue": self._queue(given[0]),
-            "total": len(holds),
-            "by_kind": holds.by_kind(),
-            "oldest_s": holds.oldest_s(),
-        }
-
-    def _queue(self, limit: int) -> list[dict[str, Any]]:
-        now = self._plugin.router.clock.now()
-        return [
-            {
-                "exchange": held.exchange.id,
-                "session_id": held.exchange.session_id,
-                "version_tag": held.exchange.identity.version_tag,
-                "kind": held.kind,
-                "reason": held.reason,
-                "held_s": round(now - held.since, 3),
-            }
-            for held in list(self._plugin.router.holds)[:limit]
-        ]
-
     def _targets(self, given: Mapping[str, list[Any]]) -> list[Worker]:
         names = [*given.get("worker_id", ()), *given.get("worker_ids", ())]
         workers: dict[Worker, None] = {}
         for name in names:
-            found = self._plugin.router.workers.find(name) if isinstance(name, str) else []
+            found = self._eligibility.router.workers.find(name) if isinstance(name, str) else []
             if not found:
                 raise Reject(404, "unknown_worker", f"there is no worker {name!r}", "worker_id")
             workers.update(dict.fromkeys(found))
@@ -134,10 +95,10 @@ class VersionRoutes:
     # ---------------------------------------------------------------------------------------------------------- looking
     async def status(self, request: Request) -> Response:
         """What is paused, who waits (``?limit=`` of them are listed), and every worker's version."""
-        plugin, router = self._plugin, self._plugin.router
+        router, dispatch = self._eligibility.router, self._eligibility.dispatch
         limit = _count(request, "limit", 100, MAX_LISTED)
-        now, pauses = router.clock.now(), plugin.dispatch.pauses
-        until, newest = pauses.until(None), plugin.newest()
+        now, pauses = router.clock.now(), dispatch.pauses
+        until, newest = pauses.until(None), self._eligibility.newest()
         found = await self._tell_all(("status", limit))
         queue = sorted((held for each in found for held in each["queue"]), key=lambda held: -held["held_s"])[:limit]
         by_kind = sum((Counter(each["by_kind"]) for each in found), Counter())
@@ -155,7 +116,7 @@ class VersionRoutes:
         return JSONResponse(told)
 
     def _describe(self, worker: Worker, now: float) -> dict[str, Any]:
-        until = self._plugin.dispatch.pauses.until(worker)
+        until = self._eligibility.dispatch.pauses.until(worker)
         return {
             "worker_id": worker.id,
             "url": worker.url,
@@ -165,7 +126,7 @@ class VersionRoutes:
             "ends_in_s": None if until is None else round(until - now, 3),
             "weight_version": worker.weight_version,
             "pending_weight_version": worker.pending_weight_version,
-            "is_version_confirmed": self._plugin.versions.is_confirmed(worker),
+            "is_version_confirmed": self._eligibility.versions.is_confirmed(worker),
             "inflight": worker.inflight,
         }
 
@@ -175,13 +136,12 @@ class VersionRoutes:
         tag = None if text is None else parse_version(text)
         if text is not None and tag is None:
             raise Reject(400, "bad_version_tag", f"?version_tag= must be a number, not {text[:64]!r}", "version_tag")
-        plugin = self._plugin
-        max_staleness = plugin.settings.max_staleness
+        eligibility, max_staleness = self._eligibility, self._settings.max_staleness
         fits, out = [], {}
-        for worker in plugin.router.workers:
+        for worker in eligibility.router.workers:
             reason = f"{worker.state}: {worker.reason}" if worker.reason else str(worker.state)
             if worker.is_ready:
-                found = plugin.why_out(worker, tag, plugin.newest(), max_staleness)
+                found = eligibility.why_out(worker, tag, eligibility.newest(), max_staleness)
                 reason = found[0] if found is not None else ""
             if reason:
                 out[worker.url] = reason
@@ -203,22 +163,10 @@ class VersionRoutes:
     # ---------------------------------------------------------------------------------------------------------- stating
     async def update(self, request: Request) -> Response:
         """``[{"worker_id", "dp_rank"?, "weight_version"?, "pending_weight_version"?}]``; running requests go on."""
-        plugin = self._plugin
-
         body = await read_json(request)
-        update_workers(body, plugin.router.workers, _checked_versions, lambda worker, stated: None)  # all or nothing
+        update_workers(body, self._eligibility.router.workers, checked_versions, lambda worker, stated: None)  # or none
         status, told = (await self._tell_all(("state", body)))[0]
         return JSONResponse(told, status)
-
-
-def _checked_versions(entry: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    version, pending = (
-        checked_version(entry[name], name) if entry.get(name) is not None else None
-        for name in ("weight_version", "pending_weight_version")
-    )
-    if version is None and pending is None:
-        raise Reject(400, "bad_value", "give the worker's weight_version (or pending_weight_version)", "weight_version")
-    return version, pending
 
 
 # ------------------------------------------------------------------------------------------------------ what was given

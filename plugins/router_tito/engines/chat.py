@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import orjson
@@ -22,6 +21,7 @@ from .interface import Ask, Reading
 Json: TypeAlias = dict[str, Any]
 
 DONE = b"[DONE]"
+HEAD = ("id", "created", "model")
 IDENTITY = frozenset({"id", "object", "created", "model", "choices", "system_fingerprint", "service_tier"})
 """Keys of an event that every event of its stream has."""
 
@@ -38,6 +38,8 @@ class ChatReader(ABC):
         self._logprobs: list[float | None] = []
         self._held: list[bytes] = []
         self._is_ending = False
+        self.head: Json = {}
+        """``id``, ``created`` and ``model`` as the first event, or the answer, has them."""
 
     # ------------------------------------------------------------------------------------------- what a kind differs in
     @abstractmethod
@@ -56,6 +58,16 @@ class ChatReader(ABC):
             if any(value is not None for key, value in choice.items() if key not in ("index", "delta")):
                 return False
         return all(value is None for key, value in answer.items() if key not in IDENTITY)
+
+    @property
+    def message(self) -> Json:
+        """What has been said so far, of a stream."""
+        return self._message.message()
+
+    @property
+    def told_tokens(self) -> int:
+        """Of how many tokens the logprobs came so far."""
+        return len(self._logprobs)
 
     # ------------------------------------------------------------------------------------------------- AnswerReader
     async def whole(self, body: bytes) -> bytes:
@@ -120,6 +132,7 @@ class ChatReader(ABC):
 
     def _read(self, answer: Json, choice: Json | None) -> bool:
         reading = self.reading
+        self.head = self.head or {key: answer[key] for key in HEAD if key in answer}
         if not reading.model and isinstance(answer.get("model"), str):
             reading.model = answer["model"]
         if usage := answer.get("usage"):
@@ -166,16 +179,6 @@ def blank(holder: Json, key: str) -> bool:
 def are_ids(value: Any) -> TypeGuard[list[int]]:
     """Whether a value from a worker looks like a list of ids; commit checks each."""
     return isinstance(value, list) and (not value or isinstance(value[0], int))
-
-
-def version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
-    """``[{"version", "start", "end"}, ...]`` as tuples; empty for anything else."""
-    if not isinstance(value, Sequence):
-        return ()
-    try:
-        return tuple((str(span["version"]), int(span["start"]), int(span["end"])) for span in value)
-    except (TypeError, KeyError, ValueError):
-        return ()
 
 
 def _delta(choice: Json) -> Json:

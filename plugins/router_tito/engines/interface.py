@@ -48,8 +48,8 @@ class Reading:
     """As the worker said it; empty when it never did, which is how a cut stream looks."""
     model: str = ""
     weight_version: str | None = None
-    weight_versions: tuple[tuple[str, int, int], ...] = ()
-    """(version, start, end) over the completion; empty where the worker does not tell."""
+    weight_versions: tuple[tuple[str | None, int, int], ...] = ()
+    """(version, start, end) over the completion; empty where nobody tells, a version is None where nobody knows it."""
     cached_tokens: int | None = None
     experts: str | None = None
     """Routed experts as they came: base64 of a ``.npy``, or of raw little-endian int32."""
@@ -71,6 +71,20 @@ class EngineServices:
     """Form of the model's tool calls (``parsers.FORMS``), where they are parsed here."""
     default_max_tokens: int | None = None
     """Most tokens of an answer, where nobody said."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedPart:
+    """An aborted chat answer: what it told of tokens, and their text with control tokens in it."""
+
+    reading: Reading
+    head: Mapping[str, Any]
+    """Its ``id``, ``created`` and ``model``."""
+    prompt_ids: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    """One per id."""
+    text: str
 
 
 class AnswerReader(Protocol):

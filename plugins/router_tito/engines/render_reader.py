@@ -10,11 +10,12 @@ import orjson
 
 from router_core import EventSplitter, Worker, event_data
 
-from .chat import are_ids, version_spans
+from .chat import are_ids
 from .chat_writer import DONE_EVENT, logprob_entry, usage
 from .deltas import MessageBuilder
 from .interface import Ask, EngineServices, Reading
 from .translate_request import top_logprobs
+from .versions import read_versions
 from .vllm import IDS_FLAG
 
 log = logging.getLogger(__name__)
@@ -220,8 +221,9 @@ class RenderReader:
             self._logprobs += [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
         if isinstance(choice.get("routed_experts"), str):
             reading.experts = choice["routed_experts"]
-        if choice.get("weight_versions"):
-            reading.weight_versions = version_spans(choice["weight_versions"])
+        read_versions(choice, reading)
+        if isinstance(generated.get("metadata"), dict):
+            read_versions(generated["metadata"], reading)
         return choice
 
     def _slim(self, generated: Json, choice: Json) -> Json:

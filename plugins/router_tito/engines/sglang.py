@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from router_core import Request, Worker
 
-from .chat import ChatReader, Json, are_ids, version_spans
+from .chat import ChatReader, Json, are_ids
 from .interface import Ask, EngineServices
+from .versions import read_versions
 
 INPUT_FLAG = "return_input_ids_in_sglext"
 OUTPUT_FLAG = "return_output_ids_in_sglext"
@@ -41,9 +42,7 @@ class SglangReader(ChatReader):
     def take(self, answer: Json, choice: Json | None) -> bool:
         metadata = answer.get("metadata")
         if isinstance(metadata, dict):
-            self.reading.weight_versions = version_spans(metadata.get("weight_versions"))
-            if metadata.get("weight_version") is not None:
-                self.reading.weight_version = str(metadata["weight_version"])
+            read_versions(metadata, self.reading)
         extension = answer.get("sglext")
         if not isinstance(extension, dict):
             return False

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import orjson
 
 from router_core import EventSplitter, event_data
-from router_tito.parsers import Delta
+from router_tito.parsers import AnswerParser, Delta
 
 from .chat_writer import DONE_EVENT, ChatWriter, logprob_entry, usage
 from .deltas import MessageBuilder
 from .interface import Ask, Reading
+from .shown import Shown, ShownOtherwiseError
 from .translate_parsing import Parsing
 from .translate_request import top_logprobs
 
 Json: TypeAlias = dict[str, Any]
 
 DONE = b"[DONE]"
+SHOWN_OTHERWISE = "shown_otherwise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,21 @@ class TranslatedReader(ABC):
         self._is_begun = False
         self._is_done = False
         self._broken: list[bytes] = []
+        self._had: Shown | None = None
+
+    def go_on(self, parser: AnswerParser, head: Json, had: Shown | None) -> None:
+        """The answer was begun in another call, and comes here from its beginning: ``had`` is what its client has.
+
+        None: it has nothing.
+        """
+        self._parser = parser
+        self.writer.id = str(head.get("id") or "")
+        self.writer.created = head.get("created") or self.writer.created
+        self.writer.model = self.reading.model = str(head.get("model") or self.writer.model)
+        self._had, self._is_begun = had, had is not None
+        if had is not None:
+            self.writer.calls = len(had.calls)
+            self._message.add(had.delta)
 
     # ------------------------------------------------------------------------------------------- what a kind differs in
     @abstractmethod
@@ -101,8 +118,13 @@ class TranslatedReader(ABC):
         return b"".join([self._read_event(event) for event in events])
 
     async def end(self) -> bytes:
-        ended = self._ended
         rest = self._chunk(self._visible(self._parser.end(), is_last=True), Piece()) if self._is_begun else b""
+        if self._had is not None and not self._broken:
+            try:
+                self._had.check()
+            except ShownOtherwiseError:
+                self._break_off()
+        ended = self._ended
         if ended is not None:
             reason = self.writer.finish_reason(ended.finish_reason or "")
             self.reading.finish_reason = reason
@@ -146,13 +168,32 @@ class TranslatedReader(ABC):
 
     def _chunk(self, parsed: Delta, piece: Piece) -> bytes:
         """The event for what came, "" if it tells nothing."""
+        if self._broken:
+            return b""
+        ends: list[Json] = []
+        if self._had is not None:
+            try:
+                parsed, ends = self._had.rest(parsed)
+            except ShownOtherwiseError:
+                self._break_off()
+                return b""
+            piece, self._had.tokens = _behind(piece, self._had.tokens)
         delta = self.writer.delta(parsed)
+        if ends:
+            delta["tool_calls"] = [*ends, *delta.get("tool_calls", ())]
         self._message.add(delta)
         logprobs = self._told_logprobs(piece) if piece.token_ids else None
         beside = self.beside_choice(piece) if piece.token_ids else {}
         if not delta and not logprobs and not beside:
             return b""
         return self.writer.chunk(delta, logprobs=logprobs, **beside)
+
+    def _break_off(self) -> None:
+        self.reading.fault = SHOWN_OTHERWISE
+        told = "what the worker said of the beginning is not what the whole answer says"
+        error = {"message": told, "type": "server_error", "code": SHOWN_OTHERWISE}
+        self._broken.append(b"data: " + orjson.dumps({"error": error}) + b"\n\n")
+        self._ended = None
 
     def _add(self, answer: Json) -> Piece:
         piece = self.take(answer)
@@ -188,6 +229,17 @@ class TranslatedReader(ABC):
             self.reading.completion_ids = self._ids
         if self._logprobs:
             self.reading.logprobs = self._logprobs
+
+
+def _behind(piece: Piece, count: int) -> tuple[Piece, int]:
+    """The piece without its first ``count`` tokens, and how many are still to go."""
+    gone = min(count, len(piece.token_ids))
+    if not gone:
+        return piece, count
+    rest = replace(
+        piece, token_ids=piece.token_ids[gone:], logprobs=piece.logprobs[gone:], tops=list(piece.tops)[gone:]
+    )
+    return rest, count - gone
 
 
 def _joined(first: Delta, second: Delta) -> Delta:
