@@ -61,8 +61,9 @@ class Forwarder:
         idle = self._idle.setdefault(address, deque())
         while idle:
             connection = idle.pop()
-            if not connection.is_lost and not connection.transport.is_closing():
+            if connection.is_fresh():
                 return connection
+            connection.transport.abort()
         loop = asyncio.get_running_loop()
         end = socket.socket(socket.AF_UNIX)
         end.setblocking(False)

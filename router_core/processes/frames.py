@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import marshal
+import select
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -59,6 +60,12 @@ class FrameProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
+        self._poll = select.poll()
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def is_fresh(self) -> bool:
+        """Whether an idle connection is open, and silent."""
+        return not self.is_lost and not self.transport.is_closing() and not self._poll.poll(0)
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer

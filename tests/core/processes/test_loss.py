@@ -85,6 +85,7 @@ async def test_a_kill_under_load_costs_what_ran_in_that_process_and_nothing_else
         worker.release()
         kept = await asyncio.gather(*of_kept)
         # those whose connection was the lost process's are gone with it; a turn that its owner had goes on to its end
+        assert any(kept), (told, children_of(router.pid))
         assert {answer.status for answer in kept if answer is not None} == {200}
         answer = None
         while answer is None or answer.get("x-router-error") == "owner_away":  # until the new one is there
@@ -98,6 +99,8 @@ async def test_a_kill_under_load_costs_what_ran_in_that_process_and_nothing_else
 async def test_an_owner_that_is_away_is_said_at_once(start_two: Any, connect: Connect) -> None:
     router = await start_two("--set", "enabled=[]")
     clients = await connect(router.port)
+    for client in clients:  # what no process has accepted yet would wait for the next one
+        assert (await client.request("GET", "/health")).status == 200
     victim, _ = children_of(router.pid)
     router.signal(signal.SIGSTOP)  # no other is started meanwhile
     os.kill(victim, signal.SIGKILL)
@@ -109,7 +112,9 @@ async def test_an_owner_that_is_away_is_said_at_once(start_two: Any, connect: Co
         except (NoAnswerError, ConnectionError):
             continue
     router.signal(signal.SIGCONT)
-    assert {(answer.status, answer.get("x-router-error")) for answer in answers} == {(503, "owner_away")}
+    told = [(answer.status, answer.get("x-router-error")) for answer in answers]
+    assert set(told) <= {(503, "owner_away"), (502, "owner_lost")}  # its threads may outlive it for a moment
+    assert told[-1] == (503, "owner_away")
 
 
 async def test_processes_end_when_their_supervisor_is_killed(start_two: Any) -> None:
