@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import httptools
@@ -38,7 +38,6 @@ class FastProtocol(Protocol):
     def __init__(self, front: Front, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._front = front
-        self._serving: FastCycle | None = None
         self._idle_since = 0.0
 
     # ------------------------------------------------------------------------------------------------- httptools' calls
@@ -60,8 +59,8 @@ class FastProtocol(Protocol):
             self._serve(cycle)
         else:
             self.flow.pause_reading()
-            self.loop.call_later(FULL_S, self._look_whether_left)
             self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]  # it has what uvicorn asks of a cycle
+            self._watch_client()
         if self.parser.should_upgrade():
             self._note_framing()
 
@@ -84,20 +83,22 @@ class FastProtocol(Protocol):
         elif self._framing is None:
             self.cycle.take_end()
 
-    def _look_whether_left(self) -> None:
-        """While requests wait behind one, nothing is read, and no end is seen."""
-        if self.pipeline and not self.transport.is_closing():
-            if self.has_left():
-                self.transport.abort()
-            else:
-                self.loop.call_later(FULL_S, self._look_whether_left)
-
     # ---------------------------------------------------------------------------------------------------- its exchanges
     def _serve(self, cycle: FastCycle) -> None:
         self._serving = cycle
-        task = cycle.task = self.loop.create_task(self._front.proxy.serve(cycle, cycle.session_id))
+        work = self._front.proxy.serve(cycle, cycle.session_id)
+        task = cycle.task = self.loop.create_task(self._when_read(work) if self.flow.write_paused else work)
         self.tasks.add(task)
         task.add_done_callback(cycle.served)
+
+    async def _when_read(self, work: Coroutine[Any, Any, None]) -> None:
+        """Who does not read the answers to earlier requests waits with the next one."""
+        try:
+            await self.flow.drain()
+        except BaseException:
+            work.close()
+            raise
+        await work
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -121,9 +122,12 @@ class FastProtocol(Protocol):
         super().connection_lost(exc)
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
-        self.pipeline.clear()
-        if self._serving is not None:
-            self._serving.lose()
+
+    def _lose(self, cycle: Any) -> None:
+        if isinstance(cycle, FastCycle):
+            cycle.lose()
+        else:
+            super()._lose(cycle)
 
     # ------------------------------------------------------------------ keep-alive: a timer that is not moved each time
     def _unset_keepalive_if_required(self) -> None:
@@ -154,6 +158,7 @@ class FastCycle:
     __slots__ = (
         "_connection",
         "_early",
+        "_early_bytes",
         "_expects_continue",
         "_flow",
         "_has_come",
@@ -197,6 +202,7 @@ class FastCycle:
         self._flow = connection.flow
         self._expects_continue = connection.expect_100_continue
         self._early: list[bytes] = []
+        self._early_bytes = 0
         self._is_received = False
         self._upload: Upload | None = None
         self._interrupt: Callable[[RouterError], None] = _nobody
@@ -235,7 +241,8 @@ class FastCycle:
         upload = self._upload
         if upload is None:
             self._early.append(piece)
-            if sum(map(len, self._early)) > EARLY_BYTES:
+            self._early_bytes += len(piece)
+            if self._early_bytes > EARLY_BYTES:
                 self._flow.pause_reading()
             return
         try:

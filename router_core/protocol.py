@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
+from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -11,6 +13,7 @@ from router_core.asgi_inbound import HAS_LEFT
 from router_core.errors import Reject
 from router_core.headers import content_length, one_date_and_server
 from router_core.types import Answer
+from router_core.upload import FULL_S
 
 _LEFT = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
@@ -25,6 +28,9 @@ class Protocol(HttpToolsProtocol):
 
     _framing: bytes | None = None
     """Of the body that follows the head of a request for an upgrade."""
+    _serving: Any = None
+    """The newest cycle that was begun; while others wait behind it, ``cycle`` is the last of those."""
+    _watch: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -42,7 +48,8 @@ class Protocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Our envelope; where another answer is on its way, nothing may stand between its bytes."""
-        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+        cycle = self.cycle
+        if not self.pipeline and (cycle is None or not cycle.response_started or cycle.response_complete):
             answer = Answer.error(Reject(400, "malformed_request", f"the request is not HTTP/1.1: {msg}"))
             fields = [*one_date_and_server(answer.headers.raw), (b"connection", b"close")]
             head = [b"HTTP/1.1 400 Bad Request\r\n", *(b"%b: %b\r\n" % field for field in fields), b"\r\n"]
@@ -65,6 +72,8 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._note_framing()
+        if self.pipeline:
+            self._watch_client()
 
     def _note_framing(self) -> None:
         """Remembers the framing of a body that httptools will not read."""
@@ -77,6 +86,36 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self._framing is None:
             super().on_message_complete()
+
+    # ----------------------------------------------------------------------------------- requests that wait behind one
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._serving = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _watch_client(self) -> None:
+        """While requests wait behind one, nothing is read, and no end is seen."""
+        if self._watch is None:
+            self._watch = self.loop.call_later(FULL_S, self._look_whether_left)
+
+    def _look_whether_left(self) -> None:
+        self._watch = None
+        if self.pipeline and not self.transport.is_closing():
+            if self.has_left():
+                self.transport.abort()
+            else:
+                self._watch_client()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        if self._serving is not None:
+            self._lose(self._serving)
+
+    def _lose(self, cycle: Any) -> None:
+        """The client of the request that is served is gone."""
+        if not cycle.response_complete:
+            cycle.disconnected = True
+        cycle.message_event.set()
 
     def has_left(self) -> bool:
         """Whether the client has closed its side, even behind bytes that nobody reads."""

@@ -11,6 +11,8 @@ import hashlib
 import logging
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from router_core.types import Worker
@@ -44,17 +46,23 @@ class Counts:
     def cell(self, key: str) -> int | None:
         """The place of a worker's counts, the same in every process; None when the table is full."""
         digest = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) or 1
-        fcntl.flock(self.fd, fcntl.LOCK_EX)
-        try:
+        with self.locked():
             for step in range(CAPACITY):
                 place = (digest + step) % CAPACITY
                 if self._keys[place] in (0, digest):
                     self._keys[place] = digest
                     return place
-        finally:
-            fcntl.flock(self.fd, fcntl.LOCK_UN)
         log.error("more than %d workers since the start: %s is balanced by each process alone", CAPACITY, key)
         return None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other process takes a place. A record lock: one of flock() all who inherited the file would share."""
+        fcntl.lockf(self.fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.fd, fcntl.LOCK_UN)
 
     def take_away(self, slot: int) -> int:
         """A process is gone: its counts are zero from now on. Returns how many attempts it had in flight."""

@@ -195,9 +195,13 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, piece: bytes) -> None:
         answer = self._answer
-        if answer is not None and not answer.is_whole:
-            answer.pieces.append(piece)
-            answer.buffered += len(piece)
+        if answer is None:
+            return
+        if answer.is_whole:
+            answer.is_clean = False  # the body of an answer to HEAD: there may be more of it
+            return
+        answer.pieces.append(piece)
+        answer.buffered += len(piece)
 
     def on_message_complete(self) -> None:
         if self._answer is not None:

@@ -40,11 +40,15 @@ class H1Upstream:
         try:
             on_write()
             answer = connection.start(request)
-            await answer.wait_for_head()
-            return answer
         except BaseException:
             connection.drop()
             raise
+        try:
+            await answer.wait_for_head()
+        except BaseException:
+            answer.close()  # with what writes the request's body
+            raise
+        return answer
 
     def _pool(self, base_url: str) -> Pool:
         if len(self._pools) >= MAX_POOLED_WORKERS:
