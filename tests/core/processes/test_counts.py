@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+
 import pytest
 
 from router_core.clock import Clock
@@ -80,3 +83,33 @@ def test_a_new_process_has_the_workers_of_another_and_no_others() -> None:
     assert (quarantined.state, quarantined.reason) == (WorkerState.QUARANTINED, "refused")
     assert quarantined.stats == {"kv_usage": 0.5}
     assert quarantined.windows.were_open(1e11)
+
+
+def test_a_place_is_taken_by_one_process_at_a_time() -> None:
+    """Processes inherit the file: a lock of the open file, as flock() takes it, would be that of all of them."""
+    supervisor = Counts.create(2)
+    locked, release = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        with Counts(supervisor.fd, 2, 1).locked():
+            os.write(locked[1], b"x")
+            os.read(release[0], 1)
+        os._exit(0)
+    try:
+        os.read(locked[0], 1)
+        assert not _takes(supervisor.fd)
+    finally:
+        os.write(release[1], b"x")
+        assert os.waitpid(child, 0)[1] == 0
+        for end in (*locked, *release):
+            os.close(end)
+    assert _takes(supervisor.fd)
+
+
+def _takes(fd: int) -> bool:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.lockf(fd, fcntl.LOCK_UN)
+    return True
