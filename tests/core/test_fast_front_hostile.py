@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from router_core import Exchange, hookimpl
 from router_core.fast_front import FastCycle, FastProtocol
 from router_core.testing import (
     Faults,
@@ -100,8 +99,7 @@ async def test_a_worker_lost_amid_an_upload_leaves_no_task_behind(serve: Serve) 
         router = await serve(worker)
         async with RawClient(router.port) as client:
             await client.send(build_request(headers=[("Transfer-Encoding", "chunked")], framed=False) + b"1\r\nx\r\n")
-            while not worker.connections:
-                await asyncio.sleep(0.01)
+            await worker.wait_until(lambda: bool(worker.connections))
             worker.connections[0].reset()
             assert (await client.read_answer()).status == 502
             await router.ends.wait()
