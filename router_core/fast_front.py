@@ -307,6 +307,7 @@ class FastCycle:
 
     def close(self) -> None:
         self._interrupt = _nobody
+        self._upload = None  # its connection must not keep the body
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -120,6 +120,7 @@ class Proxy:
                     await self._end_amid(exchange, plan, outcome, delivery)
             finally:
                 serving.in_use.leave()
+                _forget_traces(exchange, upload)
 
     def cut(self) -> None:
         """Stops every exchange that runs: a 503 where nothing of an answer has left, else a broken transfer."""
@@ -308,6 +309,14 @@ async def _cause(exchange: Exchange, error: BaseException | None) -> Exception:
         return cause
     assert cause is not None  # whoever asks was interrupted, or has an error
     raise cause from None
+
+
+def _forget_traces(exchange: Exchange, upload: Upload) -> None:
+    """Errors that an exchange keeps hold its frames, and these the exchange: its body would wait for the collector."""
+    for error in (exchange.interruption, upload.error, *[attempt.error for attempt in exchange.attempts]):
+        while error is not None and error.__traceback__ is not None:
+            error.__traceback__ = None
+            error = error.__context__
 
 
 def _uncancel() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httptools
 
-from router_core.errors import WorkerFault, WorkerLost, WorkerProtocolError
+from router_core.errors import RouterError, WorkerFault, WorkerLost, WorkerProtocolError
 from router_core.headers import RawHeaders, end_to_end
 from router_core.upstream.interface import Outgoing
 
@@ -271,7 +271,9 @@ class H1Answer:
             connection.transport.write(b"0\r\n\r\n")
 
     def _uploaded(self, upload: asyncio.Task[None]) -> None:
-        if _failure(upload) is not None:
+        if (error := _failure(upload)) is not None:
+            if isinstance(error, RouterError):
+                error.__traceback__ = None  # the source of the body keeps it, and it would keep the body
             self.wake()
 
     # ------------------------------------------------------------------------------------------------------ the answer
@@ -321,7 +323,7 @@ class H1Answer:
         if self._is_over:
             return
         self._is_over = True
-        upload = self._upload
+        upload, self._upload = self._upload, None  # which holds frames, and they this answer
         is_sent = upload is None or (upload.done() and _failure(upload) is None)
         if not is_sent and upload is not None:
             upload.cancel()
