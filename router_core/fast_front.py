@@ -63,6 +63,7 @@ class FastProtocol(Protocol):
             self._watch_client()
         if self.parser.should_upgrade():
             self._note_framing()
+        self.headers = []
 
     def _to_the_app(self) -> None:
         headers, url, expects = self.headers, self.url, self.expect_100_continue

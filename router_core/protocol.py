@@ -72,6 +72,7 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._note_framing()
+        self.headers = []  # what comes now is a trailer, and no part of the head
         if self.pipeline:
             self._watch_client()
 

@@ -135,3 +135,18 @@ async def test_requests_sent_behind_one_another_with_upgrades_are_answered_in_or
             )
             bodies = [(await client.read_answer()).body for _ in range(4)]
             assert bodies == [b"GET /1 ", b"POST /2 two", b"GET /3 ", b"POST /4 four"]
+
+
+@pytest.mark.parametrize("front", ["auto", "asgi"])
+@pytest.mark.parametrize("upgrade", [[], H2C])
+async def test_a_trailer_is_no_part_of_the_head(serve: Serve, front: str, upgrade: list[tuple[str, str]]) -> None:
+    """However much of a request comes at once: the server's parser tells of both in the same way."""
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, router={"front": front})
+        worker.handler = echo
+        head = build_request(headers=[*upgrade, ("Transfer-Encoding", "chunked")], framed=False)
+        async with RawClient(router.port) as client:
+            await client.send(head + b"1\r\nx\r\n0\r\nx-router-profile: none\r\nauthorization: Bearer x\r\n\r\n")
+            assert (await client.read_answer()).body == b"POST /generate x"
+        (request,) = worker.requests
+        assert request.get("authorization") is None

@@ -29,8 +29,8 @@ async def test_no_body_is_kept(
                     await _ask(client, worker, how)
             running = router.application.proxy.running
             async with asyncio.timeout(5.0):
-                while running:
-                    await asyncio.sleep(0.01)  # nothing tells: whoever hears of the end keeps it
+                while running:  # noqa: ASYNC110  # nothing tells: whoever hears of the end keeps it
+                    await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)  # the timer that would interrupt it again
             assert [kept for kept in gc.get_objects() if isinstance(kept, Upload)] == []
         finally:
