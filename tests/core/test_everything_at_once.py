@@ -42,9 +42,9 @@ class Meddles:
         dice = _dice(exchange) % 19
         if dice == 1:
             racing = [asyncio.create_task(call_next(exchange)) for _ in range(3)]
-            done, _ = await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
             for task in racing:
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            done, _ = await asyncio.wait(racing, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
         if dice == 2:
             with contextlib.suppress(WorkerFault):
