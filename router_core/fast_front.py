@@ -45,8 +45,10 @@ class FastProtocol(Protocol):
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
+        self._is_amid_head = True
 
     def on_headers_complete(self) -> None:
+        self._is_amid_head = False
         url = httptools.parse_url(self.url)
         front = self._front
         turn = passes_on(front.routes, url.path)

@@ -15,6 +15,8 @@ from router_core.headers import content_length, one_date_and_server
 from router_core.types import Answer
 from router_core.upload import FULL_S
 
+MAX_HEAD_BYTES = 1 << 20
+"""Bytes within which a request's head, or its trailer, must be whole."""
 _LEFT = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
@@ -28,6 +30,8 @@ class Protocol(HttpToolsProtocol):
 
     _framing: bytes | None = None
     """Of the body that follows the head of a request for an upgrade."""
+    _is_amid_head = False
+    _head_bytes = 0
     _serving: Any = None
     """The newest cycle that was begun; while others wait behind it, ``cycle`` is the last of those."""
     _watch: asyncio.TimerHandle | None = None
@@ -44,7 +48,16 @@ class Protocol(HttpToolsProtocol):
                 self.send_400_response(str(error))
                 return
             else:
+                if self._is_amid_head or self.headers:
+                    self._count_head(len(data))
+                elif self._head_bytes:
+                    self._head_bytes = 0
                 return
+
+    def _count_head(self, came: int) -> None:
+        self._head_bytes += came
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.send_400_response(f"no head or trailer within {MAX_HEAD_BYTES} bytes")
 
     def send_400_response(self, msg: str) -> None:
         """Our envelope; where another answer is on its way, nothing may stand between its bytes."""
@@ -67,9 +80,11 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_amid_head = True
         self.scope[HAS_LEFT] = self.has_left  # type: ignore[literal-required]  # for the core alone
 
     def on_headers_complete(self) -> None:
+        self._is_amid_head = False
         super().on_headers_complete()
         self._note_framing()
         self.headers = []  # what comes now is a trailer, and no part of the head

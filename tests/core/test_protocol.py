@@ -1,6 +1,7 @@
 """Requests that ask for an upgrade keep their bodies, and what follows them is read as requests."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -135,6 +136,36 @@ async def test_requests_sent_behind_one_another_with_upgrades_are_answered_in_or
             )
             bodies = [(await client.read_answer()).body for _ in range(4)]
             assert bodies == [b"GET /1 ", b"POST /2 two", b"GET /3 ", b"POST /4 four"]
+
+
+FIELD = b"a: " + b"x" * 60 + b"\r\n"
+
+
+@pytest.mark.parametrize("front", ["auto", "asgi"])
+@pytest.mark.parametrize("begun", [b"GET /x HTTP/1.1\r\nhost: r\r\n", b"GET /x HTTP/1.1\r\nhost: r\r\na: ", b"GET /"])
+async def test_an_endless_head_is_refused(serve: Serve, front: str, begun: bytes) -> None:
+    router = await serve(router={"front": front})
+    async with RawClient(router.port) as client:
+        await client.send(begun)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(300):
+                await client.send(FIELD * 100 if begun.endswith(b"\n") else b"x" * 6500)
+        await client.wait_closed()
+    assert router.application.proxy.running == set()
+
+
+async def test_heads_that_come_in_pieces_are_counted_each_alone(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router_core.protocol.MAX_HEAD_BYTES", 400)
+    async with ScriptedWorker() as worker:
+        router = await serve(worker)
+        worker.handler = echo
+        asked = build_request(headers=[("x-long", "x" * 200)], body=b"y" * 1000)
+        async with RawClient(router.port) as client:
+            for _ in range(4):
+                for part in (asked[:100], asked[100:200], asked[200:]):
+                    await client.send(part)
+                    await _until_seen(router)
+                assert (await client.read_answer()).status == 200
 
 
 @pytest.mark.parametrize("front", ["auto", "asgi"])
