@@ -146,6 +146,8 @@ class FastProtocol(Protocol):
         left = self._idle_since + self.timeout_keep_alive - self.loop.time()
         if left > 0:
             self._look_in(left)
+        elif self._is_amid_head:  # the next request is coming
+            self._look_in(self.timeout_keep_alive)
         else:
             super().timeout_keep_alive_handler()
 

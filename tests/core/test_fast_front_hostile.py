@@ -147,3 +147,18 @@ async def test_a_body_in_an_answer_to_head_spoils_its_connection(serve: Serve) -
             worker.handler = reply(body=b"right")
             assert (await client.request("GET", "/x")).body == b"right"
         assert len(worker.connections) == 2
+
+
+async def test_a_connection_is_not_idle_while_a_head_is_coming(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router_core.server.KEEP_ALIVE_S", 0.2)
+    async with ScriptedWorker() as worker:
+        router = await serve(worker)
+        worker.handler = reply()
+        asked = build_request(json={})
+        async with RawClient(router.port) as client:
+            assert (await client.request(json={})).status == 200
+            await client.send(asked[:20])
+            await asyncio.sleep(0.3)
+            await client.send(asked[20:])
+            assert (await client.read_answer()).status == 200
+            await client.wait_closed(timeout_s=2.0)
