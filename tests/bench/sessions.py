@@ -1,8 +1,8 @@
 """What many captured sessions cost: python -m tests.bench.sessions [--at-once 4096] [--in-turn 10000] [--turns 3].
 
-First so many sessions at once, all of whose first turns are in flight at one moment; then so many one after another, each
-deleted when it is done, with the router's resident memory along the way, which must become flat. The router is a process
-of its own with capture on (``tito``) beside the default set; the worker and the agents are in this one.
+First so many sessions at once, all of whose first turns are in flight at one moment; then so many one after another,
+each deleted when it is done, with the router's resident memory along the way, which must become flat. The router is a
+process of its own with capture on (``tito``) beside the default set; the worker and the agents are in this one.
 """
 
 from __future__ import annotations
@@ -182,7 +182,9 @@ async def _each(
             raise error
 
 
-async def in_turn(sessions: Sessions, count: int, samples: int = 10, *, say: Callable[[str], None] = print) -> list[int]:
+async def in_turn(
+    sessions: Sessions, count: int, samples: int = 10, *, say: Callable[[str], None] = print
+) -> list[int]:
     """So many sessions, one after another; the router's resident KiB after each tenth of them."""
     found = []
     async with RawClient(sessions.router.port) as client:

@@ -27,7 +27,7 @@ from tests.bench.load.table import table
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench.load",
-        description="What a request costs in this router and in others, side by side. Recipes for peers: tests/bench/README.md.",
+        description="What a request costs in this router and in others. Recipes for peers: tests/bench/README.md.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="scenarios:\n" + "\n".join(f"  {each.name:10}{each.sense}" for each in SCENARIOS),
     )
@@ -36,10 +36,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="another proxy; repeatable")
     parser.add_argument("--reference", metavar="NAME", help="the peer to which ratios are given (default: the first)")
     parser.add_argument("--only", default="", metavar="NAMES", help="these contenders alone, and direct")
-    parser.add_argument("--client", choices=("auto", "own", "wrk"), default="auto", help="auto: wrk where it can be had")
+    parser.add_argument(
+        "--client", choices=("auto", "own", "wrk"), default="auto", help="auto: wrk where it can be had"
+    )
     parser.add_argument("--workers", type=int, default=4, help="scripted workers (default: 4)")
     parser.add_argument("--max-minutes", type=float, default=90, help="no run begins after them (default: 90)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="writes FILE.json (every run) and FILE.md (the tables)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="writes FILE.json (every run) and FILE.md (the tables)"
+    )
     parser.add_argument("--tiny", action="store_true", help="loads so small that their figures mean nothing")
     options = parser.parse_args(arguments)
     options.peers = dict(peer.partition("=")[::2] for peer in options.peer)

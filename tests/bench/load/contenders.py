@@ -72,7 +72,13 @@ class Contender:
     """One that is measured; ``program`` is None where it is the worker itself."""
 
     def __init__(
-        self, name: str, workers: Sequence[str], cpus: set[int], *, peer: str | None = None, settings: Sequence[str] = ()
+        self,
+        name: str,
+        workers: Sequence[str],
+        cpus: set[int],
+        *,
+        peer: str | None = None,
+        settings: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.program: Program | None = None
@@ -89,9 +95,7 @@ class Contender:
         self._log = self._directory / "log"
         try:
             with self._log.open("w") as log:
-                self.program = Program(
-                    command, cpus, cwd=ROOT, env={"HF_HUB_OFFLINE": "1"}, log=log
-                )
+                self.program = Program(command, cpus, cwd=ROOT, env={"HF_HUB_OFFLINE": "1"}, log=log)
         except OSError as error:
             self.stop()
             raise StartError(f"{name}: {error}") from None

@@ -59,7 +59,9 @@ def _added_ratio(name: str, other: str) -> Value:
 
 
 GOALS = (
-    Goal("small, plain ASGI front, default plugins: CPU against smg", 0.60, 0.45, _ratio("small", ASGI, "smg", "cpu_us")),
+    Goal(
+        "small, plain ASGI front, default plugins: CPU against smg", 0.60, 0.45, _ratio("small", ASGI, "smg", "cpu_us")
+    ),
     Goal("small, fast front, default plugins: CPU against smg", 0.40, 0.25, _ratio("small", FAST, "smg", "cpu_us")),
     Goal("small, every plugin on: CPU against smg with none", 1.5, 1.0, _ratio("small", "all", "smg", "cpu_us")),
     Goal("small, fast front, default plugins: CPU against nginx", 3, 2, _ratio("small", FAST, "nginx", "cpu_us")),
@@ -94,5 +96,13 @@ def goals_table(results: Results) -> str:
         value = goal.value(results)
         sign = "≥" if goal.is_floor else "≤"
         told = "–" if value is None else shown(value) + goal.unit
-        rows.append([goal.text, f"{sign} {goal.least:g}{goal.unit}", f"{sign} {goal.aim:g}{goal.unit}", told, goal.verdict(value)])
+        rows.append(
+            [
+                goal.text,
+                f"{sign} {goal.least:g}{goal.unit}",
+                f"{sign} {goal.aim:g}{goal.unit}",
+                told,
+                goal.verdict(value),
+            ]
+        )
     return markdown(["goal", "at least", "aim", "measured", ""], rows)

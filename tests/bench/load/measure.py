@@ -37,7 +37,7 @@ class WorkerProgram:
             [sys.executable, "-m", "tests.bench.load.worker", str(ports)],
             cpus,
             cwd=ROOT,
-            log=sys.stderr,
+            log=None,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -129,9 +129,7 @@ def _client(command: Sequence[str], cpus: set[int]) -> tuple[Figures, float]:
     """The JSON of the last line, and the client's CPU seconds."""
     before = _children_s()
     with on_cpus(cpus):
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=CLIENT_LIMIT_S, check=False
-        )
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CLIENT_LIMIT_S, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"the load client failed: {done.stderr[-400:]}")
     return json.loads(done.stdout.splitlines()[-1]), _children_s() - before

@@ -25,7 +25,7 @@ def on_cpus(cpus: set[int]) -> Iterator[None]:
 
 
 class Program:
-    """A program and all that it starts; ends with ``stop``, in a session of its own."""
+    """A program and all that it starts; ends with ``stop``. What it writes goes to ``log``; None: where ours goes."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Program:
         *,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
-        log: IO[Any] | int = subprocess.DEVNULL,
+        log: IO[Any] | int | None = subprocess.DEVNULL,
         stdin: int | None = None,
         stdout: int | None = None,
     ) -> None:

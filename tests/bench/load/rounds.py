@@ -57,9 +57,7 @@ class Bench:
                     self.say(f"{scenario.name} {number + 1}/{rounds} {contender.name}: {_told(figures)}")
         return result
 
-    def _start(
-        self, scenario: Scenario, names: Sequence[str], result: Result, stack: ExitStack
-    ) -> list[Contender]:
+    def _start(self, scenario: Scenario, names: Sequence[str], result: Result, stack: ExitStack) -> list[Contender]:
         starting, started = [], []
         self.worker.begin(scenario.script)
         for name in names:

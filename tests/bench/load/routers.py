@@ -1,8 +1,8 @@
 """This router in the configurations that are compared, by name.
 
-``bare`` has no plugin, ``default`` the default set, ``all`` every plugin that is shipped; ``hooks`` is ``bare`` with three
-plugins that do nothing at eight hooks each, ``hook:ResponseEnd`` with three at that hook, ``plugin:tito`` with that
-plugin and what it needs. ``/asgi`` behind a name is the plain ASGI front.
+``bare`` has no plugin, ``default`` the default set, ``all`` every plugin that is shipped; ``hooks`` is ``bare`` with
+three plugins that do nothing at eight hooks each, ``hook:ResponseEnd`` with three at that hook, ``plugin:tito`` with
+that plugin and what it needs. ``/asgi`` behind a name is the plain ASGI front.
 """
 
 from __future__ import annotations

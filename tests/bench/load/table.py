@@ -102,7 +102,9 @@ def table(result: Result, reference: str | None) -> str:
     """One scenario's table, in Markdown."""
     scenario = result.scenario
     reference = scenario.reference or reference
-    rows = [[name, *(shown(cell(result, name, column, reference)) for column in scenario.columns)] for name in result.runs]
+    rows = [
+        [name, *(shown(cell(result, name, column, reference)) for column in scenario.columns)] for name in result.runs
+    ]
     text = f"### {scenario.name}: {scenario.sense}\n\n"
     if any(column.endswith("_ratio") for column in scenario.columns) and reference in result.runs:
         text += f"Ratios are to {reference}, within a round.\n\n"

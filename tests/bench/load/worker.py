@@ -22,9 +22,7 @@ from tests.bench.load.bodies import Script, answer_body, event
 
 BACKLOG = 8192
 EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
-STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-)
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 DESCRIPTION = {
     "model_path": "scripted",
