@@ -169,17 +169,19 @@ async def at_once(sessions: Sessions, count: int) -> AtOnce:
 async def _each(
     work: Callable[[RawClient, str], Any], clients: list[RawClient], names: list[str], *, at_one_time: int
 ) -> None:
-    """Raises the first SessionError, once all have ended."""
+    """Raises the first error, and then stops the others."""
     turn = asyncio.Semaphore(at_one_time)
 
     async def one(client: RawClient, name: str) -> None:
         async with turn:
             await work(client, name)
 
-    done = await asyncio.gather(*map(one, clients, names), return_exceptions=True)
-    for error in done:
-        if isinstance(error, BaseException):
-            raise error
+    try:
+        async with asyncio.TaskGroup() as group:
+            for client, name in zip(clients, names, strict=True):
+                group.create_task(one(client, name))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 async def in_turn(
