@@ -1,4 +1,4 @@
-"""Writes what the code knows best: docs/reference/settings.md and hooks.md, and the table of plugins in README.md.
+"""Writes what the code knows best: settings, hooks and objects in docs/reference, the table of plugins in README.md.
 
 python docs/generate.py            writes them
 python docs/generate.py --check    says which are not up to date; exit status 1 if one is not
@@ -18,7 +18,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from objects import objects_page
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from router_core import PluginSettings, hookspecs
@@ -125,7 +126,7 @@ def _type(annotation: Any) -> str:
         return f"list of {_type(arguments[0])}"
     if origin is dict:
         return "table"
-    names = {str: "text", int: "integer", float: "number", bool: "true or false"}
+    names = {SecretStr: "secret", str: "text", int: "integer", float: "number", bool: "true or false"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
@@ -184,6 +185,7 @@ def main(arguments: list[str]) -> int:
         "README.md": readme(),
         "docs/reference/settings.md": settings_page(),
         "docs/reference/hooks.md": hooks_page(),
+        "docs/reference/objects.md": objects_page(COMMAND),
     }
     stale = [
         name

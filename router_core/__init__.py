@@ -34,11 +34,14 @@ from router_core.sse import EventSplitter, event_data
 from router_core.strip import MemberStripper, without_members
 from router_core.timing import HookTime, HookTimes
 from router_core.types import (
+    KEPT_VERSION,
     ROUTED_EXPERTS,
+    TOKEN_FORM,
     Answer,
     Attempt,
     Exchange,
     Identity,
+    InTokens,
     Outcome,
     OutcomeKind,
     Request,
@@ -46,6 +49,7 @@ from router_core.types import (
     Scores,
     Session,
     StateKey,
+    TokenForm,
     Worker,
     WorkerState,
 )
@@ -56,7 +60,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION",
+    "KEPT_VERSION",
     "ROUTED_EXPERTS",
+    "TOKEN_FORM",
     "Answer",
     "Attempt",
     "AttemptWithdrawn",
@@ -75,6 +81,7 @@ __all__ = [
     "HookTime",
     "HookTimes",
     "Identity",
+    "InTokens",
     "MalformedBody",
     "MemberStripper",
     "NoWorker",
@@ -93,6 +100,7 @@ __all__ = [
     "Session",
     "Sink",
     "StateKey",
+    "TokenForm",
     "ValueScanner",
     "Worker",
     "WorkerFault",

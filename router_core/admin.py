@@ -311,7 +311,7 @@ class SessionRoutes:
         session = self._sessions.prepare(body)
         if session.profile is not None:
             self._plans.check_profile(session.profile, "profile")
-        plan = self._plans.of(session.profile, None)
+        plan = self._plans.timed(self._plans.of(session.profile, None))
         try:
             taken = await plan.session_opened(session, body)
             for key in body:
@@ -329,7 +329,7 @@ class SessionRoutes:
 
     async def show(self, request: Request) -> Response:
         session = self._sessions.require(request.path_params["session_id"])
-        plan = self._plans.of(session.profile, None)
+        plan = self._plans.timed(self._plans.of(session.profile, None))
         told = {**plan.describe_session(session), **_brief(session)}
         return Response(orjson.dumps(told), media_type="application/json")  # plugins may tell a lot
 

@@ -108,6 +108,8 @@ class Application:
         self.access = Access(config)
         self.front = Front(self.proxy, self.generation.routes, self.access, start=self.start, stop=self.stop)
         self.app = self._wrap(self.front, middlewares)
+        self.is_fast = settings.front == "auto" and not middlewares
+        """Whether proxied requests may pass the app by: nothing is mounted around it."""
         for url in settings.workers:
             try:
                 self.workers.add(url)

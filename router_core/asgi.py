@@ -8,10 +8,11 @@ from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 from router_core.access import DATA_ADDRESS, Access
+from router_core.asgi_inbound import BROKEN, AsgiInbound, Broken
 from router_core.errors import Reject
 from router_core.headers import one_date_and_server
 from router_core.in_use import InUse
-from router_core.proxy import BROKEN, Broken, Proxy
+from router_core.proxy import Proxy
 from router_core.types import Answer
 
 log = logging.getLogger("router_core")
@@ -39,6 +40,22 @@ class Routes(Protocol):
     in_use: InUse
 
 
+def passes_on(routes: Routes, raw_path: bytes) -> tuple[bytes, str | None] | None:
+    """Path at the worker and session id of a request that is proxied; None where it belongs to the router's routes."""
+    parts = raw_path.split(b"/", 3)
+    first = parts[1] if len(parts) > 1 else b""
+    if b"%" in first:
+        first = unquote_to_bytes(first)
+    if first not in routes.claimed and raw_path not in routes.claimed_paths:
+        return raw_path, None
+    if first != b"sessions" or len(parts) < 4 or parts[3].split(b"/", 1)[0] in routes.session_nouns:
+        return None
+    path = b"/" + parts[3]
+    if path.startswith(b"/v1/v1/"):
+        path = path[3:]  # harnesses disagree whether a base URL ends in /v1; ours does
+    return path, unquote_to_bytes(parts[2]).decode("utf-8", "replace")
+
+
 class Front:
     """The innermost app. ``routes`` may be replaced: a request that has begun ends where it began."""
 
@@ -51,7 +68,7 @@ class Front:
         start: Callable[[], Awaitable[None]],
         stop: Callable[[], Awaitable[None]],
     ) -> None:
-        self._proxy = proxy
+        self.proxy = proxy
         self.routes = routes
         self.access = access
         self._start = start
@@ -68,16 +85,9 @@ class Front:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         routes = self.routes
         raw: bytes = scope["raw_path"]
-        parts = raw.split(b"/", 3)
-        first = unquote_to_bytes(parts[1]) if len(parts) > 1 else b""
-        if first not in routes.claimed and raw not in routes.claimed_paths:
-            await self._proxy(scope, receive, send)
-        elif first == b"sessions" and len(parts) == 4 and parts[3].split(b"/", 1)[0] not in routes.session_nouns:
-            session_id = unquote_to_bytes(parts[2]).decode("utf-8", "replace")
-            rest = b"/" + parts[3]
-            if rest.startswith(b"/v1/v1/"):
-                rest = rest[3:]  # harnesses disagree whether a base URL ends in /v1; ours does
-            await self._proxy(scope, receive, send, path=rest, session_id=session_id)
+        if (turn := passes_on(routes, raw)) is not None:
+            path, session_id = turn
+            await self.proxy.serve(AsgiInbound(scope, receive, send, path), session_id)
         else:
             routes.in_use.enter()
             try:

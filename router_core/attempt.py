@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import lru_cache
 from typing import Any
 
 from router_core.clock import Clock
@@ -70,7 +71,8 @@ class Attempts:
         try:
             hand_over_rank(attempt)
             await plan.attempt_start(exchange, attempt)
-            outgoing = await _outgoing(attempt)
+            request = attempt.request
+            outgoing = _outgoing(attempt, await request.body() if request.has_edits else request.ready_body)
             incoming = await self._upstream.send(outgoing, lambda: _begin_sending(attempt, outgoing))
         except BaseException as error:
             why = exchange.interruption if isinstance(error, asyncio.CancelledError) else None
@@ -130,24 +132,34 @@ class _Relay:
             raise
         if not chunk:
             self._is_whole = True
-            self._attempts.end(self._attempt, _passed(self._attempt))
+            self._attempts.end(self._attempt, passed(self._attempt.status or 0))
             raise StopAsyncIteration
         self._attempts.touch(self._attempt)
         return chunk
+
+    def take_whole(self) -> bytes | None:
+        """Everything at once, if it is all there and nothing of it was read: the attempt has ended then."""
+        if self._attempt.outcome is not None or (body := self._incoming.take_whole()) is None:
+            return None
+        self._is_whole = True
+        self._attempts.touch(self._attempt)
+        self._attempts.end(self._attempt, passed(self._attempt.status or 0))
+        return body
 
     async def aclose(self) -> None:
         """Somebody gave the answer up."""
         self._attempts.end(self._attempt, given_up(self._attempt))
 
 
-def _passed(attempt: Attempt, code: str | None = None) -> Outcome:
-    status = attempt.status or 0
+@lru_cache(maxsize=1024)
+def passed(status: int, code: str | None = None) -> Outcome:
+    """The end of what passed with this status."""
     return Outcome(OutcomeKind.WORKER_ERROR if status >= 500 else OutcomeKind.OK, status, code)
 
 
 def given_up(attempt: Attempt) -> Outcome:
     """The end of an attempt whose answer nobody took to its end: no fault of its worker."""
-    return outcome_of(asyncio.CancelledError()) if attempt.status is None else _passed(attempt, "given_up")
+    return outcome_of(asyncio.CancelledError()) if attempt.status is None else passed(attempt.status, "given_up")
 
 
 def _stop(task: asyncio.Task[Any] | None) -> Callable[[], None]:
@@ -172,14 +184,14 @@ async def _until_handed_over(attempt: Attempt, stream: AsyncIterator[bytes]) -> 
     attempt.hand_over()
 
 
-async def _outgoing(attempt: Attempt) -> Outgoing:
+def _outgoing(attempt: Attempt, body: bytes | None) -> Outgoing:
+    """``body`` is None where it is not in memory, and streamed."""
     request, worker = attempt.request, attempt.worker
     headers = request.headers.raw
     if worker.api_key is not None:
         headers = [pair for pair in headers if pair[0] != b"authorization"]
         headers.append((b"authorization", b"Bearer " + worker.api_key.encode()))
     target = request.path + b"?" + request.query if request.query else request.path
-    body = await request.body() if request.has_edits else request.ready_body
     outgoing = Outgoing(request.method, worker.base_url, target, headers, body)
     if body is None:
         outgoing.stream = _until_handed_over(attempt, request.source.stream())

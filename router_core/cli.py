@@ -67,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo", help="two small engines, a router, three rollouts at once, one worker killed and back"
     )
+    demo.add_argument(
+        "--engine",
+        choices=("reference", "smollm2"),
+        default="reference",
+        help="reference: a tiny random model, nothing to install (default); smollm2: a small real one, in English",
+    )
     demo.add_argument("--keep", action="store_true", help="leave everything serving until Ctrl-C")
     demo.add_argument("--port", type=int, default=0, help="port of the router (default: a free one)")
     demo.set_defaults(run=_demo)
@@ -177,4 +183,4 @@ def _demo(options: argparse.Namespace) -> int:
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"a port is a number from 0 to 65535, not {options.port}", where="--port")
     bind("127.0.0.1", options.port, lambda _: "--port").close()  # said before two engines are started
-    return demo(keep=options.keep, port=options.port)
+    return demo(options.engine, keep=options.keep, port=options.port)

@@ -167,9 +167,15 @@ def config_error(error: ValidationError, model: type[BaseModel], table: str, sou
     message, given = first["msg"].removeprefix("Value error, "), first.get("input")
     if first["type"] == "extra_forbidden":
         message = f"unknown key{did_you_mean(loc[-1], model.model_fields) if len(loc) == 1 else ''}"
-    elif isinstance(given, str | int | float | bool) and not _SECRET.search(key.rpartition(".")[2]):
+    elif isinstance(given, str | int | float | bool) and not _is_secret(model, loc):
         message += f", not {given!r}"
     return ConfigError(message, where=_source_of(key, sources), key=key)
+
+
+def _is_secret(model: type[BaseModel], loc: Sequence[str]) -> bool:
+    """Whether a value must not be shown: by its name, or since its field, or one around it, holds secrets."""
+    found = model.model_fields.get(loc[0]) if loc else None
+    return bool(loc and _SECRET.search(loc[-1])) or (found is not None and "Secret" in str(found.annotation))
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
@@ -188,7 +194,13 @@ def toml_value(text: str) -> Any:
 
 
 def _value(parts: Sequence[str], text: str) -> Any:
-    return text if _SECRET.search(parts[-1]) else toml_value(text)
+    """The value of a flag or variable. A number that is not written as it would be shown stays text: models read it
+    as a number where they want one, and where they want a text (a secret ``1e5``, a name ``1_0``) nothing is lost."""
+    if _SECRET.search(parts[-1]):
+        return text
+    value = toml_value(text)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return PlainText(text) if is_number and str(value) != text and parts[:2] != ["router", "args"] else value
 
 
 def _flag_layer(flags: Mapping[str, Any], settings: Sequence[str]) -> _Layer:

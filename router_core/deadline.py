@@ -1,11 +1,10 @@
-"""The deadline of the hook that runs: set once it waits, and standing still while it waits for the client's body."""
+"""The deadline of a hook that waits: set when it does, and standing still while it waits for the client's body."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -15,41 +14,71 @@ class DeadlinePassed(TimeoutError):
     """The work took longer than it may."""
 
 
-class _Run:
-    """One hook under way. Tasks that it starts inherit the context variable, not the deadline."""
+class _Deadline:
+    __slots__ = ("timeout", "timeout_s")
 
-    __slots__ = ("deadline", "is_stopped", "task", "timeout_s")
-
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, is_stopped: bool) -> None:
         self.timeout_s = timeout_s
-        self.task = asyncio.current_task()
-        self.deadline: asyncio.Timeout | None = None
-        self.is_stopped = False
+        self.timeout = asyncio.timeout(None if is_stopped else timeout_s)
 
 
-_RUNNING: ContextVar[_Run | None] = ContextVar("running hook", default=None)
+_DEADLINES: dict[asyncio.Task[Any], _Deadline] = {}
+"""Of the innermost hook that waits in a task; a task that a hook starts has none."""
+_STOPPED: set[asyncio.Task[Any]] = set()
+"""Tasks that wait for their client."""
 
 
-async def run_within(timeout_s: float, work: Coroutine[Any, Any, T]) -> T:
-    """Awaits ``work``. Most hooks never wait, and cost no timer. Raises DeadlinePassed."""
-    run = _Run(timeout_s)
-    former = _RUNNING.set(run)
+async def finish_within(timeout_s: float, work: Coroutine[Any, Any, T], waits_for: Any) -> T:
+    """Awaits a hook that was started by ``work.send(None)`` and waits now. Raises DeadlinePassed.
+
+    Most hooks never wait: they are over after that first step, and cost no timer.
+    """
+    task = _current_task()
+    deadline = _Deadline(timeout_s, is_stopped=task in _STOPPED)
+    outer, _DEADLINES[task] = _DEADLINES.get(task), deadline
     try:
-        try:
-            waits_for = work.send(None)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        deadline = run.deadline = asyncio.timeout(None if run.is_stopped else timeout_s)
-        try:
-            async with deadline:
-                return await _Rest(work, waits_for)
-        except TimeoutError as error:
-            if deadline.expired():
-                raise DeadlinePassed(f"no answer within {timeout_s:g} s (router.hook_timeout_s)") from error
-            raise
+        async with deadline.timeout:
+            return await _Rest(work, waits_for)
+    except TimeoutError as error:
+        if deadline.timeout.expired():
+            raise DeadlinePassed(f"no answer within {timeout_s:g} s (router.hook_timeout_s)") from error
+        raise
     finally:
-        _RUNNING.reset(former)
+        if outer is None:
+            del _DEADLINES[task]
+        else:
+            _DEADLINES[task] = outer
+
+
+def _current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None  # a coroutine that runs has a task
+    return task
+
+
+@contextmanager
+def stopped() -> Iterator[None]:
+    """Time spent inside does not count against the running hook, if one runs."""
+    task = _current_task()
+    deadline = _DEADLINES.get(task)
+    ends_at = None if deadline is None else deadline.timeout.when()
+    if task in _STOPPED or (deadline is not None and (ends_at is None or deadline.timeout.expired())):
+        yield
+        return
+    now = asyncio.get_running_loop().time
+    begun_at = now()
+    _STOPPED.add(task)
+    if deadline is not None:
+        deadline.timeout.reschedule(None)
+    try:
+        yield
+    finally:
+        _STOPPED.discard(task)
+        begun = _DEADLINES.get(task)  # by a hook whose first step brought it here
+        if begun is not None and begun is not deadline and not begun.timeout.expired():
+            begun.timeout.reschedule(now() + begun.timeout_s)
+        if deadline is not None and ends_at is not None and not deadline.timeout.expired():
+            deadline.timeout.reschedule(ends_at + now() - begun_at)
 
 
 class _Rest(Generic[T]):
@@ -76,27 +105,3 @@ class _Rest(Generic[T]):
         except StopIteration as done:
             result: T = done.value
             return result
-
-
-@contextmanager
-def stopped() -> Iterator[None]:
-    """Time spent inside does not count against the running hook, if one runs."""
-    run = _RUNNING.get()
-    if run is None or run.task is not asyncio.current_task():
-        yield
-        return
-    now = asyncio.get_running_loop().time
-    deadline, begun_at = run.deadline, now()
-    ends_at = begun_at + run.timeout_s if deadline is None else deadline.when()
-    if ends_at is None or (deadline is not None and deadline.expired()):
-        yield
-        return
-    run.is_stopped = True
-    if deadline is not None:
-        deadline.reschedule(None)
-    try:
-        yield
-    finally:
-        run.is_stopped = False
-        if run.deadline is not None and not run.deadline.expired():
-            run.deadline.reschedule(ends_at + now() - begun_at)

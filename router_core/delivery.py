@@ -2,101 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
-
-from router_core.errors import ClientLeft, PluginError, Reject
-from router_core.headers import HOP_BY_HOP, RawHeaders, is_fit_to_send, one_date_and_server
+from router_core.errors import PluginError, Reject
+from router_core.headers import RawHeaders, fields_to_send
+from router_core.inbound import Inbound, Room
 from router_core.plan import Plan, observe
 from router_core.types import Answer, Exchange
 
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+NO_BODY = (204, 304)
 
 
 class Delivery:
     """The client's side of one exchange, on its way out."""
 
-    def __init__(
-        self, exchange: Exchange, plan: Plan, send: Send, *, http_version: str, max_collected_bytes: int
-    ) -> None:
+    __slots__ = (
+        "_exchange",
+        "_inbound",
+        "_max_collected_bytes",
+        "_observers",
+        "answer",
+        "has_begun",
+        "is_whole",
+    )
+
+    def __init__(self, exchange: Exchange, plan: Plan, inbound: Inbound, *, max_collected_bytes: int) -> None:
         self._exchange = exchange
-        self._send = send
-        self.collects = http_version == "1.0"
-        """Whether the client knows no chunks."""
+        self._inbound = inbound
         self._max_collected_bytes = max_collected_bytes
-        self._observers = list(plan.chunk_observers)
+        self._observers = plan.chunk_observers
         self.answer: Answer | None = None
         """What is being delivered."""
         self.has_begun = False
         """Whether the head has left: from here on an error can only break the transfer."""
         self.is_whole = False
 
-    async def prepare(self, answer: Answer) -> None:
-        """Collects an answer of unknown length for a client that knows no chunks. Raises WorkerFault, Reject."""
+    @property
+    def knows_chunks(self) -> bool:
+        """Whether the client does."""
+        return self._inbound.http_version != "1.0"
+
+    async def collect(self, answer: Answer) -> None:
+        """An answer of unknown length, for a client that knows no chunks. Raises WorkerFault, Reject."""
         self.answer = answer
-        if self.collects and "content-length" not in answer.headers and self._has_body(answer):
+        if "content-length" not in answer.headers and self._has_body(answer):
             try:
                 answer.set_body(await answer.body(self._max_collected_bytes))
             except Reject as error:
                 message = f"{error.message} (router.max_collected_bytes, for a client that knows no chunks)"
                 raise Reject(error.status, error.code, message) from None
 
-    async def begin(self, answer: Answer) -> None:
-        """Sends the head. Raises PluginError for one that no server could send."""
+    async def send(self, answer: Answer) -> None:
+        """Sends it whole. Raises PluginError for a head that no server could send, and what breaks the body off."""
         self.answer = answer
-        head = {"type": "http.response.start", "status": answer.status, "headers": _checked(answer)}
-        await self._pass(head)
-        self.has_begun = True
-
-    async def finish(self, answer: Answer) -> None:
-        """Sends the body and the end."""
-        body = answer.ready_body
+        if not self.knows_chunks:
+            await self.collect(answer)  # a hook may have wrapped it
+        fields, length = _checked(answer)
+        body = answer.arrived_body()
         if body is not None:
-            if body and self._has_body(answer):
-                self._observe(body)
-                await self._pass({"type": "http.response.body", "body": body, "more_body": False})
-            else:
-                await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
+            if (room := self._send_whole(answer, fields, length, body)) is not None:
+                await room
         else:
-            async for chunk in answer.chunks:
-                if self._observers:
-                    self._observe(chunk)
-                await self._pass({"type": "http.response.body", "body": chunk, "more_body": True})
-            await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send_pieces(answer, fields, length)
         self.is_whole = True
 
+    def _send_whole(self, answer: Answer, fields: RawHeaders, length: int | None, body: bytes) -> Room:
+        if not self._has_body(answer):
+            body = b""
+        elif length is None:
+            fields.append((b"content-length", b"%d" % len(body)))
+        elif length != len(body):
+            raise PluginError("?", "response_start", f"a content length of {length} for {len(body)} bytes")
+        if body and self._observers:
+            self._observe(body)
+        self.has_begun = True
+        return self._inbound.whole(answer.status, fields, body)
+
+    async def _send_pieces(self, answer: Answer, fields: RawHeaders, length: int | None) -> None:
+        inbound, has_body, sent = self._inbound, self._has_body(answer), 0
+        if (room := inbound.begin(answer.status, fields, is_chunked=has_body and length is None)) is not None:
+            await room
+        self.has_begun = True
+        async for chunk in answer.chunks:
+            if self._observers:
+                self._observe(chunk)
+            if not has_body or not chunk:
+                continue
+            sent += len(chunk)
+            if length is not None and sent > length:
+                break
+            if (room := inbound.write(chunk)) is not None:
+                await room
+        if has_body and length not in (None, sent):
+            raise RuntimeError(f"the answer's content length is {length}, its body is not")
+        if (room := inbound.end()) is not None:
+            await room
+
     def _has_body(self, answer: Answer) -> bool:
-        return self._exchange.request.method != "HEAD" and answer.status not in (204, 304)
+        return self._exchange.request.method != "HEAD" and answer.status not in NO_BODY
 
     def _observe(self, chunk: bytes) -> None:
-        self._observers = [
+        self._observers = tuple(
             (plugin, call)
             for plugin, call in self._observers
             if observe(plugin, "response_chunk", call, self._exchange, chunk)
-        ]
-
-    async def _pass(self, message: MutableMapping[str, Any]) -> None:
-        try:
-            await self._send(message)
-        except OSError as error:
-            raise ClientLeft("the client closed its connection") from error
+        )
 
 
-def _checked(answer: Answer) -> RawHeaders:
-    """The head's fields, one Date and one Server. Raises PluginError where a plugin made it impossible."""
+def _checked(answer: Answer) -> tuple[RawHeaders, int | None]:
+    """The head's fields, and the length of the body that they declare. Raises PluginError where none can be sent."""
     status = answer.status
     if isinstance(status, bool) or not isinstance(status, int) or not 200 <= status <= 599:
         raise PluginError("?", "response_start", f"no status: {status!r}")
     try:
-        fields = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in HOP_BY_HOP]
-        is_fit = is_fit_to_send(fields)
-    except (AttributeError, TypeError, ValueError):
-        is_fit = False
-    if not is_fit:
-        raise PluginError("?", "response_start", f"no header fields: {answer.headers!r}")
-    lengths = [value for name, value in fields if name == b"content-length"]
-    if lengths and (status in (204, 304) or len(lengths) > 1 or not lengths[0].isdigit()):
-        if status not in (204, 304):
-            raise PluginError("?", "response_start", f"no content length: {lengths!r}")
-        fields = [pair for pair in fields if pair[0] != b"content-length"]  # it would be that of another answer's body
-    return one_date_and_server(fields)
+        return fields_to_send(answer.headers.raw, may_have_length=status not in NO_BODY)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise PluginError("?", "response_start", f"{error}: {answer.headers!r}") from None

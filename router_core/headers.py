@@ -28,6 +28,9 @@ HOP_BY_HOP = frozenset(
 SERVER = b"router-core"
 
 
+_BREAKS_NAME, _BREAKS_VALUE = re.compile(r"[ \t\r\n:]"), re.compile(r"[\r\n\0]")
+
+
 class Headers:
     """An ordered list of fields over ``raw``; names are lower-case bytes in ``raw``."""
 
@@ -54,9 +57,15 @@ class Headers:
         self.remove(name)
         self.add(name, value)
 
+    def set_raw(self, name: bytes, value: bytes) -> None:
+        """`set` with a lower-case name and a value that are known to be fit to send."""
+        raw = self.raw
+        raw[:] = [pair for pair in raw if pair[0] != name]
+        raw.append((name, value))
+
     def add(self, name: str, value: str) -> None:
         """Appends one more field. Raises ValueError where the value would break the message."""
-        if not name or any(c in name for c in " \t\r\n:") or any(c in value for c in "\r\n\0"):
+        if not name or _BREAKS_NAME.search(name) or _BREAKS_VALUE.search(value):
             raise ValueError(f"not a header field: {name!r}: {value!r}")
         self.raw.append((name.lower().encode("latin-1"), value.encode("latin-1")))
 
@@ -88,13 +97,12 @@ def named_by_connection(raw: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
     return names
 
 
-def end_to_end(raw: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
-    """The fields that pass on, lower-cased and in order: no hop-by-hop one, none that Connection names."""
-    lowered = [(field.lower(), value) for field, value in raw]
-    dropped = HOP_BY_HOP
-    if any(field == b"connection" for field, _ in lowered):
-        dropped = HOP_BY_HOP | named_by_connection(lowered)
-    return [pair for pair in lowered if pair[0] not in dropped]
+def end_to_end(raw: RawHeaders) -> RawHeaders:
+    """Those of lower-case fields that pass on, in order: no hop-by-hop one, none that Connection names."""
+    kept = [pair for pair in raw if pair[0] not in HOP_BY_HOP]
+    if len(kept) < len(raw) and (named := named_by_connection(raw)):
+        kept = [pair for pair in kept if pair[0] not in named]
+    return kept
 
 
 _UNFIT_IN_NAMES = re.compile(rb'[\x00-\x20\x7f-\xff"(),/:;<=>?@\[\\\]{}]')
@@ -103,9 +111,9 @@ _UNFIT_IN_VALUES = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 def is_fit_to_send(raw: RawHeaders) -> bool:
     """Whether every name is a token and no value holds a control character (RFC 9110, section 5)."""
-    names = b"".join(name for name, _ in raw)
-    values = b"".join(value for _, value in raw)
-    return not _UNFIT_IN_NAMES.search(names) and not _UNFIT_IN_VALUES.search(values) and all(name for name, _ in raw)
+    names = [name for name, _ in raw]
+    values = [value for _, value in raw]
+    return all(names) and not _UNFIT_IN_NAMES.search(b"".join(names)) and not _UNFIT_IN_VALUES.search(b"".join(values))
 
 
 def content_length(raw: Iterable[tuple[bytes, bytes]]) -> int | None:
@@ -115,25 +123,6 @@ def content_length(raw: Iterable[tuple[bytes, bytes]]) -> int | None:
         return None
     value = values.pop()
     return int(value) if value.isdigit() else None
-
-
-def forwarded(raw: RawHeaders, client_host: str | None, scheme: str) -> None:
-    """Appends this hop to ``X-Forwarded-For`` and states proto and host where no earlier proxy did.
-
-    Changes ``raw`` in place; reads the client's Host field, so it runs before Host is rewritten.
-    """
-    names = {field for field, _ in raw}
-    if client_host:
-        earlier = [value for field, value in raw if field == b"x-forwarded-for"]
-        if earlier:
-            raw[:] = [pair for pair in raw if pair[0] != b"x-forwarded-for"]
-        raw.append((b"x-forwarded-for", b", ".join([*earlier, client_host.encode("latin-1")])))
-    if b"x-forwarded-proto" not in names:
-        raw.append((b"x-forwarded-proto", scheme.encode()))
-    if b"x-forwarded-host" not in names:
-        host = next((value for field, value in raw if field == b"host"), None)
-        if host is not None:
-            raw.append((b"x-forwarded-host", host))
 
 
 _date: tuple[int, bytes] = (0, b"")
@@ -146,6 +135,49 @@ def http_date() -> bytes:
     if _date[0] != now:
         _date = (now, formatdate(now, usegmt=True).encode())
     return _date[1]
+
+
+_LOOKED_AT = HOP_BY_HOP | {b"date", b"server", b"content-length"}
+
+
+def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeaders, int | None]:
+    """An answer's fields as they leave, and the length of its body where one is declared.
+
+    Lower-case, no hop-by-hop one, exactly one Date and one Server: the first that came, else ours. Raises ValueError
+    for fields that no server could send.
+    """
+    if not is_fit_to_send(raw):
+        raise ValueError("no header fields")
+    fields: RawHeaders = []
+    length: int | None = None
+    has_date = has_server = False
+    if (names := b"".join([name for name, _ in raw])) != names.lower():
+        raw = [(name.lower(), value) for name, value in raw]
+    for pair in raw:
+        name, value = pair
+        if name in _LOOKED_AT:
+            if name == b"date":
+                if has_date:
+                    continue
+                has_date = True
+            elif name == b"server":
+                if has_server:
+                    continue
+                has_server = True
+            elif name == b"content-length":
+                if not may_have_length:
+                    continue  # it would be that of another answer's body
+                if length is not None or not value.isdigit():
+                    raise ValueError("no content length")
+                length = int(value)
+            else:
+                continue
+        fields.append(pair)
+    if not has_date:
+        fields.append((b"date", http_date()))
+    if not has_server:
+        fields.append((b"server", SERVER))
+    return fields, length
 
 
 def one_date_and_server(raw: RawHeaders) -> RawHeaders:

@@ -71,7 +71,13 @@ def explain(config: Config, registry: Registry) -> str:
     for plugin in registry.plugins:
         rows += _rows(config, f"plugins.{plugin.name}", plugin.settings)
     for name, profile in config.profiles.items():
-        rows += _rows(config, f"profiles.{name}", profile)
+        validated = registry.profiles[name].settings
+        overrides = {
+            plugin: {key: shown(getattr(validated[plugin], key)) for key in table}
+            for plugin, table in profile.plugins.items()
+        }
+        for key, value, source in _rows(config, f"profiles.{name}", profile):
+            rows.append((key, overrides if key.endswith(".plugins") else value, source))
     texts = [(key, orjson.dumps(value).decode(), source) for key, value, source in rows]
     widths = [min(max(len(row[column]) for row in texts), 60) for column in (0, 1)]
     return "\n".join(f"{key:<{widths[0]}}  {value:<{widths[1]}}  {source}" for key, value, source in texts)

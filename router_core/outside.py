@@ -11,7 +11,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Mount, Route
 
 from router_core.errors import ConfigError
-from router_core.plan import LoadedPlugin, observe
+from router_core.plan import FAULTS, LoadedPlugin, is_cancelled, observe
 from router_core.router import Router
 from router_core.types import Session, Worker, WorkerState
 
@@ -37,7 +37,9 @@ class OutsideHooks:
                     await call(router)
                 except ConfigError:
                     raise
-                except Exception as error:
+                except FAULTS as error:
+                    if is_cancelled(error):
+                        raise
                     log.debug("plugin %r did not start", plugin.name, exc_info=error)
                     raise ConfigError(f"plugin {plugin.name!r} did not start: {error!r}") from error
             self._started.append(plugin)
@@ -50,7 +52,9 @@ class OutsideHooks:
                 try:
                     async with asyncio.timeout(self._timeout_s):
                         await call()
-                except Exception as error:  # noqa: BLE001  # the others must stop too
+                except FAULTS as error:  # the others must stop too
+                    if is_cancelled(error):
+                        raise
                     plugin.failed("shutdown", error)
 
     def worker_changed(self, worker: Worker, old: WorkerState | None, new: WorkerState) -> None:
@@ -70,7 +74,7 @@ class OutsideHooks:
         for plugin, call in self._calls("tokenizer"):
             try:
                 found = call(name)
-            except Exception as error:
+            except FAULTS as error:
                 raise plugin.failed("tokenizer", error) from error
             if found is not None:
                 return found
@@ -84,7 +88,7 @@ class OutsideHooks:
                 part = call()
                 if part:
                     parts.append(_checked_metrics(part))
-            except Exception as error:  # noqa: BLE001  # the page shows the others
+            except FAULTS as error:  # the page shows the others
                 plugin.failed("metrics", error)
         return "".join(parts)
 
@@ -102,7 +106,7 @@ class OutsideHooks:
         for plugin, call in self._calls("routes"):
             try:
                 routes = list(call())
-            except Exception as error:
+            except FAULTS as error:
                 raise ConfigError(f"plugin {plugin.name!r} gives no routes: {error!r}") from error
             for route in routes:
                 if not isinstance(route, BaseRoute):

@@ -12,19 +12,20 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
-from router_core.deadline import run_within
+from router_core.deadline import finish_within
 from router_core.errors import AttemptWithdrawn, ClientLeft, PluginError, Reject, WorkerFault
-from router_core.hookspecs import CallNext
+from router_core.hookspecs import ASYNC, CallNext
 from router_core.types import Answer, Attempt, Exchange, Identity, Outcome, Scores, Session, Worker
 
 log = logging.getLogger("router_core")
 
 PASSING = (Reject, ClientLeft, AttemptWithdrawn, WorkerFault, PluginError)
-"""What a hook may raise without being at fault."""
+"""What an async hook may raise without being at fault; a plain one only Reject."""
 FAULTS = (Exception, SystemExit, asyncio.CancelledError)
 """What costs a plugin its own exchange only; a cancellation only where nobody cancelled the exchange."""
 
@@ -78,10 +79,10 @@ class Plan:
         self.plugins = tuple(plugins)
         self._timeout_s = hook_timeout_s
         self._wraps = tuple(wraps)
-        self._settings = {id(plugin.instance): plugin.settings for plugin in plugins}
-        for plugin in plugins:
-            if overrides and plugin.name in overrides:
-                self._settings[id(plugin.instance)] = overrides[plugin.name]
+        self._settings = {
+            id(plugin.instance): (overrides or {}).get(plugin.name, plugin.settings) for plugin in plugins
+        }
+        self._weights = {plugin.name: getattr(self._settings[id(plugin.instance)], "weight", 1.0) for plugin in plugins}
         self._identify = self._calls("identify")
         self._request_start = self._calls("request_start")
         self._around = self._calls("around_upstream")
@@ -94,6 +95,14 @@ class Plan:
         self._response_end = self._calls("response_end")
         self._session_opened = self._calls("session_opened")
         self._describe_session = self._calls("describe_session")
+        self.twins: dict[str, Plan] = {}
+        """The same plan with its hooks wrapped, by what for."""
+
+    def wrapped(self, wrap: HookWrap) -> Plan:
+        """The same plan, with ``wrap`` outermost around every call."""
+        twin = Plan(self.plugins, hook_timeout_s=self._timeout_s, wraps=(*self._wraps, wrap))
+        twin._settings, twin._weights = self._settings, self._weights
+        return twin
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,11 +125,14 @@ class Plan:
     def identify(self, exchange: Exchange) -> Identity | None:
         known: Identity | None = None
         for plugin, call in self._identify:
-            found = _guarded(plugin, "identify", call, exchange)
-            if isinstance(found, Identity):
+            try:
+                found = call(exchange)
+            except FAULTS as error:
+                found = _failed(plugin, "identify", error)
+            if isinstance(found, Identity) and found.is_text:
                 known = found if known is None else known.completed_by(found)
             elif found is not None:
-                _refuse(plugin, "identify", f"answered {found!r}, not an Identity")
+                _refuse(plugin, "identify", f"answered {found!r}, not an Identity of texts")
         return known
 
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> tuple[Sequence[Worker], dict[str, str]]:
@@ -128,7 +140,10 @@ class Plan:
         out: dict[str, str] = {}
         for plugin, call in self._filter:
             workers = tuple(workers)  # a plugin that keeps or spoils it spoils nothing
-            kept = _guarded(plugin, "filter_workers", call, exchange, workers)
+            try:
+                kept = call(exchange, workers)
+            except FAULTS as error:
+                kept = _failed(plugin, "filter_workers", error)
             if kept is None:
                 continue
             try:
@@ -140,28 +155,37 @@ class Plan:
             if alien:
                 _refuse(plugin, "filter_workers", f"answered {alien[0]!r}, which it was not given")
                 continue
-            out.update((worker.url, f"left out by plugin {plugin.name}") for worker in workers if worker not in kept)
+            if len(kept) < len(workers):
+                left_out = f"left out by plugin {plugin.name}"
+                out.update((worker.url, left_out) for worker in workers if worker not in kept)
             workers = kept
-        return workers, out
+        return tuple(workers), out
 
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores:
         """The weighted sum of all scores; every one of ``workers`` has a value."""
         total = dict.fromkeys(workers, 0.0)
         for plugin, call in self._score:
-            scores = _guarded(plugin, "score_workers", call, exchange, workers)
+            try:
+                scores = call(exchange, workers)
+            except FAULTS as error:
+                scores = _failed(plugin, "score_workers", error)
             if scores is None:
                 continue
-            weight = self._settings[id(plugin.instance)].weight
             if (fault := _score_fault(scores, total)) is not None:
                 _refuse(plugin, "score_workers", fault)
                 continue
+            weight = self._weights[plugin.name]
             for worker, score in scores.items():
                 total[worker] += weight * score
         return total
 
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
+        scores = MappingProxyType(scores)  # the core still needs them
         for plugin, call in self._pick:
-            picked = _guarded(plugin, "pick_worker", call, exchange, workers, scores)
+            try:
+                picked = call(exchange, workers, scores)
+            except FAULTS as error:
+                picked = _failed(plugin, "pick_worker", error)
             if picked is None:
                 continue
             if not isinstance(picked, Worker) or picked not in workers:
@@ -173,7 +197,9 @@ class Plan:
     # ---------------------------------------------------------------------------------------------------- async hooks
     async def request_start(self, exchange: Exchange) -> Answer | None:
         for plugin, call in self._request_start:
-            answer = await self._timed(plugin, "request_start", call, exchange)
+            answer = _begun(plugin, "request_start", call, exchange)
+            if isinstance(answer, _Waits):
+                answer = await self._rest(plugin, "request_start", answer)
             if isinstance(answer, Answer):
                 return answer
             if answer is not None:
@@ -182,67 +208,62 @@ class Plan:
 
     async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
         for plugin, call in self._attempt_start:
-            await self._timed(plugin, "attempt_start", call, exchange, attempt)
+            told = _begun(plugin, "attempt_start", call, exchange, attempt)
+            if isinstance(told, _Waits):
+                await self._rest(plugin, "attempt_start", told)
 
     async def response_start(self, exchange: Exchange, answer: Answer) -> None:
         for plugin, call in self._response_start:
-            await self._timed(plugin, "response_start", call, exchange, answer)
+            told = _begun(plugin, "response_start", call, exchange, answer)
+            if isinstance(told, _Waits):
+                await self._rest(plugin, "response_start", told)
 
-    async def _timed(self, plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> Any:
+    async def _rest(self, plugin: LoadedPlugin, hook: str, waits: _Waits) -> Any:
+        """What a hook answers that waits for something: in time, or it has failed."""
         try:
-            return await run_within(self._timeout_s, call(*args))
-        except PASSING:
-            raise
+            return await finish_within(self._timeout_s, waits.work, waits.waits_for)
         except FAULTS as error:
-            if _is_cancelled(error):
-                raise
-            failure = plugin.failed(hook, error)
-            if plugin.on_error == "skip":
-                return None
-            raise failure from error
+            return _failed(plugin, hook, error)
 
-    async def around_upstream(self, exchange: Exchange, attempt: Callable[[Exchange], Awaitable[Answer]]) -> Answer:
+    async def around_upstream(self, exchange: Exchange, attempt: CallNext) -> Answer:
         """The onion around ``attempt``."""
         if not self._around:
             return await attempt(exchange)
         return await self._layer(0, exchange, attempt)
 
-    async def _layer(self, depth: int, exchange: Exchange, attempt: Callable[[Exchange], Awaitable[Answer]]) -> Answer:
-        if depth == len(self._around):
-            return await attempt(exchange)
+    async def _layer(self, depth: int, exchange: Exchange, attempt: CallNext) -> Answer:
         plugin, call = self._around[depth]
-        has_called = False
-
-        async def call_next(_: Exchange) -> Answer:
-            nonlocal has_called
-            has_called = True
-            return await self._layer(depth + 1, exchange, attempt)
-
-        next_: CallNext = call_next
+        inner = _Inner(self, depth + 1, exchange, attempt)
         try:
-            answer = await call(exchange, next_)
+            answer = await call(exchange, inner)
         except PASSING:
             raise
         except FAULTS as error:
-            if _is_cancelled(error):
+            if error is inner.error or is_cancelled(error):
                 raise
             failure = plugin.failed("around_upstream", error)
-            if plugin.on_error == "skip" and not has_called:
-                return await self._layer(depth + 1, exchange, attempt)
+            if plugin.on_error == "skip" and not inner.is_called:
+                return await inner(exchange)
             raise failure from error
         if not isinstance(answer, Answer):
             failure = plugin.failed("around_upstream", f"answered {answer!r}, not an Answer")
-            if plugin.on_error == "skip" and not has_called:
-                return await self._layer(depth + 1, exchange, attempt)
+            if plugin.on_error == "skip" and not inner.is_called:
+                return await inner(exchange)
             raise failure
         return answer
+
+    def inner(self, depth: int, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
+        """The layers from ``depth`` on, and the attempt in the middle."""
+        return attempt(exchange) if depth == len(self._around) else self._layer(depth, exchange, attempt)
 
     # ------------------------------------------------------------------------------------------------------- sessions
     async def session_opened(self, session: Session, body: dict[str, Any]) -> set[str]:
         """The keys of the body that plugins take. Raises Reject where one refuses the session."""
         taken: set[str] = set()
         for plugin, call in self._session_opened:
-            keys = await self._timed(plugin, "session_opened", call, session, body)
+            keys = _begun(plugin, "session_opened", call, session, body)
+            if isinstance(keys, _Waits):
+                keys = await self._rest(plugin, "session_opened", keys)
             if keys is None:
                 continue
             if not isinstance(keys, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in keys):
@@ -255,7 +276,10 @@ class Plan:
         """What the plugins say of a session, merged; the first one of a key wins."""
         told: dict[str, Any] = {}
         for plugin, call in self._describe_session:
-            part = _guarded(plugin, "describe_session", call, session)
+            try:
+                part = call(session)
+            except FAULTS as error:
+                part = _failed(plugin, "describe_session", error)
             if isinstance(part, dict):
                 told = {**part, **told}
             elif part is not None:
@@ -265,7 +289,10 @@ class Plan:
     # ------------------------------------------------------------------------------------------------------ observers
     def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
         for plugin, call in self._response_end:
-            observe(plugin, "response_end", call, exchange, outcome)
+            try:
+                call(exchange, outcome)
+            except FAULTS as error:  # nothing depends on an observer
+                plugin.failed("response_end", error)
 
 
 def observe(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> bool:
@@ -278,22 +305,63 @@ def observe(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: An
     return True
 
 
-def _is_cancelled(error: BaseException) -> bool:
+def is_cancelled(error: BaseException) -> bool:
     """Whether this is a cancellation of the task that runs the hook, and not one that the plugin raised itself."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def _guarded(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> Any:
+class _Inner:
+    """What a layer of the onion is given to call: the layers inside it. It may be called more than once."""
+
+    __slots__ = ("_attempt", "_depth", "_exchange", "_plan", "error", "is_called")
+
+    def __init__(self, plan: Plan, depth: int, exchange: Exchange, attempt: CallNext) -> None:
+        self._plan, self._depth, self._exchange, self._attempt = plan, depth, exchange, attempt
+        self.is_called = False
+        self.error: BaseException | None = None
+        """What came from further in, and is no failure of this layer's plugin."""
+
+    async def __call__(self, exchange: Exchange) -> Answer:
+        self.is_called = True
+        try:
+            return await self._plan.inner(self._depth, self._exchange, self._attempt)
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+class _Waits:
+    """A hook after its first step, and what it waits for."""
+
+    __slots__ = ("waits_for", "work")
+
+    def __init__(self, work: Coroutine[Any, Any, Any], waits_for: Any) -> None:
+        self.work, self.waits_for = work, waits_for
+
+
+def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+    """Runs an async hook to its first wait: what it answered, or `_Waits` where there is one, as seldom."""
     try:
-        return call(*args)
-    except Reject:
-        raise
+        work = call(*args)
+        return _Waits(work, work.send(None))
+    except StopIteration as done:
+        return done.value
     except FAULTS as error:
-        failure = plugin.failed(hook, error)
-        if plugin.on_error == "skip":
-            return None
+        return _failed(plugin, hook, error)
+
+
+def _failed(plugin: LoadedPlugin, hook: str, error: BaseException) -> Any:
+    """What a hook raised: passed on where it may raise that, else the failure of its plugin.
+
+    Returns None where the plugin is to be skipped.
+    """
+    if isinstance(error, PASSING if hook in ASYNC else Reject) or is_cancelled(error):
+        raise error
+    failure = plugin.failed(hook, error)
+    if plugin.on_error != "skip":
         raise failure from error
+    return None
 
 
 def _refuse(plugin: LoadedPlugin, hook: str, fault: str) -> None:
@@ -303,9 +371,11 @@ def _refuse(plugin: LoadedPlugin, hook: str, fault: str) -> None:
 
 
 def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str | None:
-    if not isinstance(scores, Mapping):
+    if scores.__class__ is not dict and not isinstance(scores, Mapping):
         return f"answered {scores!r}, not worker -> score"
     for worker, score in scores.items():
+        if score.__class__ is float and 0.0 <= score <= 1.0 and worker.__class__ is Worker and worker in workers:
+            continue
         if not isinstance(worker, Worker) or worker not in workers:
             return f"scored {worker!r}, which it was not given"
         if isinstance(score, bool) or not isinstance(score, int | float) or math.isnan(score) or not 0 <= score <= 1:

@@ -55,8 +55,7 @@ class Plans:
     def time_hooks(self) -> HookTimes:
         """Takes the time of every hook from now on; for `startup`, before the first request."""
         if self._times is None:
-            times = self._times = HookTimes()
-            self.watch_hooks(lambda plugin, hook, call: times.timed(plugin.name, hook, call))
+            self._times = HookTimes()
         return self._times
 
     def watch_hooks(self, wrap: HookWrap) -> None:
@@ -83,6 +82,24 @@ class Plans:
         if name not in self._profiles:
             known = ", ".join(sorted(self._profiles)) or "none"
             raise Reject(400, "unknown_profile", f"there is no profile {name!r}; profiles: {known}", where)
+
+    def of_exchange(self, profile: str | None, switches: str | None) -> Plan:
+        """The same for one exchange: now and then with the time of its hooks taken, where somebody wants to know."""
+        plan = self.of(profile, switches)
+        if self._times is None or not (stands_for := self._times.stands_for()):
+            return plan
+        return self.timed(plan, stands_for)
+
+    def timed(self, plan: Plan, stands_for: int = 1) -> Plan:
+        """The same plan with the time of its hooks taken, if somebody wants to know."""
+        times = self._times
+        if times is None:
+            return plan
+        key = f"for {stands_for}"
+        if (twin := plan.twins.get(key)) is None:
+            twin = plan.wrapped(lambda plugin, hook, call: times.timed(plugin.name, hook, call, stands_for))
+            plan.twins[key] = twin
+        return twin
 
     def of(self, profile: str | None, switches: str | None) -> Plan:
         """The plan of a profile and of a header such as ``+tito,-radix_cache``. Raises Reject (400)."""

@@ -7,12 +7,11 @@ import select
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from router_core.asgi_inbound import HAS_LEFT
 from router_core.errors import Reject
 from router_core.headers import content_length, one_date_and_server
 from router_core.types import Answer
 
-HAS_LEFT = "router_core.has_left"
-"""Scope key of a function that says whether the client has closed its side, even behind bytes that nobody reads."""
 _LEFT = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
@@ -24,8 +23,6 @@ class Protocol(HttpToolsProtocol):
     by a new parser, which is told its framing first.
     """
 
-    _is_primed = True
-    """False while a new parser reads the framing that the old one knows already."""
     _framing: bytes | None = None
     """Of the body that follows the head of a request for an upgrade."""
 
@@ -53,17 +50,24 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
     def _read_body_anew(self) -> None:
-        self.parser = httptools.HttpRequestParser(self)
+        calls = _Unprimed(self)
+        self.parser = httptools.HttpRequestParser(calls)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         if self._framing is not None:
-            self._is_primed = False
             self.parser.feed_data(b"POST / HTTP/1.1\r\n" + self._framing + b"\r\n\r\n")
-            self._is_primed, self._framing = True, None
+            self._framing = None
+        calls.is_primed = True
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[HAS_LEFT] = self.has_left  # type: ignore[literal-required]  # for the core alone
 
     def on_headers_complete(self) -> None:
-        if not self._is_primed:
-            return
         super().on_headers_complete()
+        self._note_framing()
+
+    def _note_framing(self) -> None:
+        """Remembers the framing of a body that httptools will not read."""
         if self.parser.should_upgrade():
             if any(name == b"transfer-encoding" for name, _ in self.headers):
                 self._framing = b"transfer-encoding: chunked"
@@ -74,22 +78,38 @@ class Protocol(HttpToolsProtocol):
         if self._framing is None:
             super().on_message_complete()
 
-    def on_message_begin(self) -> None:
-        if self._is_primed:
-            super().on_message_begin()
-            self.scope[HAS_LEFT] = self._has_left  # type: ignore[literal-required]  # for the core alone
-
-    def _has_left(self) -> bool:
+    def has_left(self) -> bool:
+        """Whether the client has closed its side, even behind bytes that nobody reads."""
         if self.transport.is_closing():
             return True
         poll = select.poll()
         poll.register(self.transport.get_extra_info("socket").fileno(), _LEFT)
         return bool(poll.poll(0))
 
+
+class _Unprimed:
+    """A parser's calls, but for those of a head that the protocol knows already."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+        self.is_primed = False
+        self.on_body = protocol.on_body
+
+    def on_message_begin(self) -> None:
+        if self.is_primed:
+            self._protocol.on_message_begin()
+
     def on_url(self, url: bytes) -> None:
-        if self._is_primed:
-            super().on_url(url)
+        if self.is_primed:
+            self._protocol.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_primed:
-            super().on_header(name, value)
+        if self.is_primed:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.is_primed:
+            self._protocol.on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._protocol.on_message_complete()

@@ -6,52 +6,34 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Coroutine, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from router_core import debug
-from router_core.attempt import Attempts
+from router_core.attempt import Attempts, passed
 from router_core.clock import Clock
-from router_core.delivery import Delivery, Send
+from router_core.delivery import Delivery
 from router_core.errors import ClientLeft, Reject
 from router_core.failures import SHUTTING_DOWN, answer_for, outcome_of
-from router_core.headers import Headers, content_length, end_to_end, forwarded
+from router_core.headers import Headers
 from router_core.holds import HoldQueue
 from router_core.in_use import InUse
+from router_core.inbound import Inbound
 from router_core.plan import Plan
 from router_core.plans import Plans
-from router_core.protocol import HAS_LEFT
-from router_core.pump import Pump, Receive
+from router_core.request_head import RequestHead, SessionHeaders
 from router_core.sessions import SessionTable, check_session_id
 from router_core.settings import RouterSettings
 from router_core.tasks import Tasks
 from router_core.types import Answer, Exchange, Outcome, OutcomeKind, Request
+from router_core.upload import Upload
 from router_core.upstream import Upstream
 from router_core.workers import WorkerTable
 
 log = logging.getLogger("router_core")
 
-Scope = MutableMapping[str, Any]
-T = TypeVar("T")
 
-PLUGINS_HEADER, PROFILE_HEADER = "x-router-plugins", "x-router-profile"
-NOT_FORWARDED = frozenset(
-    (b"host", b"content-length", b"expect", *(name.encode() for name in (PLUGINS_HEADER, PROFILE_HEADER, debug.HEADER)))
-)
-"""Fields that this hop writes itself, or that are for the router alone."""
-
-BROKEN = "router_core.broken"
-"""Scope key of a `Broken`, put there by the outermost guard."""
-
-
-class Broken:
-    """Says that an answer broke after its head had left, so that no middleware can make a clean end of it."""
-
-    __slots__ = ("is_broken",)
-
-    def __init__(self) -> None:
-        self.is_broken = False
+UNKNOWN = Outcome(OutcomeKind.FAILED, 500, "internal_error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +43,6 @@ class Serving:
     plans: Plans
     tasks: Tasks
     in_use: InUse
-
-
-class _Services:
-    """`ExchangeServices` of one plan."""
-
-    __slots__ = ("_plan", "_tasks")
-
-    def __init__(self, plan: Plan, tasks: Tasks) -> None:
-        self._plan, self._tasks = plan, tasks
-
-    def settings_of(self, plugin: object) -> Any:
-        return self._plan.settings_of(plugin)
-
-    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> object:
-        return self._tasks.spawn(work, name=name)
 
 
 class Proxy:
@@ -97,6 +64,7 @@ class Proxy:
         self._settings = settings
         self.serving = serving
         self._sessions = sessions
+        self._session_headers = SessionHeaders(settings.session_headers)
         self._attempts = Attempts(workers, upstream, holds, clock, hold_for_starting=settings.hold_for_starting_workers)
         self._clock = clock
         self._prefix = uuid.uuid4().hex[:8]
@@ -104,39 +72,33 @@ class Proxy:
         self.running: set[Exchange] = set()
         self.is_stopping = False
 
-    async def __call__(
-        self, scope: Scope, receive: Receive, send: Send, *, path: bytes | None = None, session_id: str | None = None
-    ) -> None:
-        """Runs one exchange. ``path`` and ``session_id`` are given for a turn below ``/sessions/{id}/``."""
+    async def serve(self, inbound: Inbound, session_id: str | None = None) -> None:
+        """Runs one exchange. ``session_id`` is given for a turn below ``/sessions/{id}/``."""
         serving = self.serving
-        serving.in_use.enter()
-        try:
-            await self._run(scope, receive, send, path, session_id, serving)
-        finally:
-            serving.in_use.leave()
-
-    async def _run(
-        self, scope: Scope, receive: Receive, send: Send, path: bytes | None, session_id: str | None, serving: Serving
-    ) -> None:
-        exchange, pump = self._exchange(scope, receive, path)
+        head = RequestHead(inbound.headers, inbound.client_host, inbound.scheme, self._session_headers)
+        upload = Upload(
+            length=head.content_length,
+            is_declared=head.is_declared,
+            max_body_bytes=self._settings.max_body_bytes,
+            max_held_bytes=self._settings.max_held_body_bytes,
+        )
+        request = Request(inbound.method, inbound.path, inbound.query, Headers(head.fields), upload)
+        exchange = Exchange(f"{self._prefix}-{next(self._serial):x}", request, started_at=self._clock.now())
+        exchange.client_host = inbound.client_host
+        exchange.switches = (head.profile, head.plugins)
         try:
             if self._settings.debug_header:
-                exchange.is_debugged = debug.is_wanted(Headers(scope["headers"]).get(debug.HEADER))
-            plan = self._enter(exchange, session_id, serving)
+                exchange.is_debugged = debug.is_wanted(head.debug)
+            plan = self._enter(exchange, session_id, head.session_id, serving)
         except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
-            await self._refuse(exchange, error, send, serving.plans.nothing)
+            await self._refuse(exchange, error, inbound, serving.plans.nothing)
             return
-        delivery = Delivery(
-            exchange,
-            plan,
-            send,
-            http_version=scope["http_version"],
-            max_collected_bytes=self._settings.max_collected_bytes,
-        )
+        serving.in_use.enter()
+        delivery = Delivery(exchange, plan, inbound, max_collected_bytes=self._settings.max_collected_bytes)
         self.running.add(exchange)
-        outcome = Outcome(OutcomeKind.FAILED, 500, "internal_error")
+        outcome = UNKNOWN
         try:
-            outcome = await self._serve(exchange, plan, pump, delivery)
+            outcome = await self._serve(exchange, plan, upload, inbound, delivery)
         except asyncio.CancelledError:
             if (why := exchange.take_interruption()) is None:
                 kind = OutcomeKind.TIMED_OUT if self.is_stopping else OutcomeKind.CLIENT_LEFT
@@ -148,10 +110,16 @@ class Proxy:
             outcome = outcome_of(why)
         finally:
             exchange.on_interrupt(None)
-            if delivery.has_begun and not delivery.is_whole and isinstance(broken := scope.get(BROKEN), Broken):
-                broken.is_broken = True
-            pump.detach()
-            await self._end(exchange, plan, outcome, delivery)
+            if delivery.has_begun and not delivery.is_whole:
+                inbound.break_off()
+            inbound.close()
+            try:
+                if delivery.is_whole and exchange.outliving is None:
+                    self._end(exchange, plan, outcome)
+                else:
+                    await self._end_amid(exchange, plan, outcome, delivery)
+            finally:
+                serving.in_use.leave()
 
     def cut(self) -> None:
         """Stops every exchange that runs: a 503 where nothing of an answer has left, else a broken transfer."""
@@ -163,44 +131,14 @@ class Proxy:
                 exchange.outliving.cancel()
 
     @staticmethod
-    async def _refuse(exchange: Exchange, error: Exception, send: Send, nothing: Plan) -> None:
+    async def _refuse(exchange: Exchange, error: Exception, inbound: Inbound, nothing: Plan) -> None:
         """Answers a request for which no plan could be found."""
-        delivery = Delivery(exchange, nothing, send, http_version="1.1", max_collected_bytes=0)
-        answer = answer_for(error, exchange)
-        try:
-            await delivery.begin(answer)
-            await delivery.finish(answer)
-        except ClientLeft:
-            pass
+        with suppress(ClientLeft):
+            await Delivery(exchange, nothing, inbound, max_collected_bytes=0).send(answer_for(error, exchange))
 
     # ----------------------------------------------------------------------------------------------------- beginning
-    def _exchange(self, scope: Scope, receive: Receive, path: bytes | None) -> tuple[Exchange, Pump]:
-        raw = end_to_end(scope["headers"])
-        client = scope.get("client")
-        forwarded(raw, client[0] if client else None, scope["scheme"])
-        names = {name for name, _ in scope["headers"]}
-        is_chunked = b"transfer-encoding" in names
-        exchange: Exchange
-        pump = Pump(
-            receive,
-            lambda error: exchange.interrupt(error),
-            length=None if is_chunked else content_length(scope["headers"]),
-            is_declared=is_chunked or b"content-length" in names,
-            max_body_bytes=self._settings.max_body_bytes,
-            max_held_bytes=self._settings.max_held_body_bytes,
-            has_left=scope.get(HAS_LEFT),
-        )
-        headers = Headers([pair for pair in raw if pair[0] not in NOT_FORWARDED])
-        whole_path = scope["raw_path"] if path is None else path
-        request = Request(scope["method"], whole_path, scope["query_string"], headers, pump)
-        exchange = Exchange(f"{self._prefix}-{next(self._serial):x}", request, started_at=self._clock.now())
-        exchange.client_host = client[0] if client else None
-        own = Headers(scope["headers"])
-        exchange.switches = (own.get(PROFILE_HEADER), own.get(PLUGINS_HEADER))
-        return exchange, pump
-
-    def _enter(self, exchange: Exchange, session_id: str | None, serving: Serving) -> Plan:
-        """Finds session, profile and plan. Raises Reject."""
+    def _enter(self, exchange: Exchange, session_id: str | None, named: str | None, serving: Serving) -> Plan:
+        """Finds session (by its path, or as a header ``named`` it), profile and plan. Raises Reject."""
         if self.is_stopping:
             raise Reject(503, SHUTTING_DOWN, "the router stops and takes no new request", retry_after_s=1)
         session = None
@@ -208,53 +146,46 @@ class Proxy:
             check_session_id(session_id)
             session = self._sessions.require(session_id)
         else:
-            for name in self._settings.session_headers:
-                if (session_id := exchange.request.headers.get(name)) is not None:
-                    session = self._sessions.get(session_id)
-                    break
+            session_id = named
+            if session_id is not None:
+                session = self._sessions.get(session_id)
         exchange.session_id = session_id
         profile, switches = exchange.switches
         if profile is None and session is not None:
             profile = session.profile
-        plan = serving.plans.of(profile, switches)
+        plan = serving.plans.of_exchange(profile, switches)
         if session is not None:
             self._sessions.enter(session, exchange)
-        exchange.serve_by(_Services(plan, serving.tasks))
+        exchange.serve_by(plan.settings_of, serving.tasks.spawn)
         return plan
 
     # ------------------------------------------------------------------------------------------------------- serving
-    async def _serve(self, exchange: Exchange, plan: Plan, pump: Pump, delivery: Delivery) -> Outcome:
+    async def _serve(
+        self, exchange: Exchange, plan: Plan, upload: Upload, inbound: Inbound, delivery: Delivery
+    ) -> Outcome:
         """Runs the hooks, gets an answer and delivers it; says how the exchange ended."""
-        task = asyncio.current_task()
-        assert task is not None  # a coroutine that runs has a task
-        exchange.on_interrupt(task.cancel)
-        reading: asyncio.Task[None] | None = None
+        exchange.on_interrupt(inbound.cancel)
         try:
+            answer: Answer | None = None
             try:
-                await self._stoppable(exchange, pump.begin())
-                reading = asyncio.get_running_loop().create_task(pump.run(), name=f"pump {exchange.id}")
-                answer = await self._stoppable(exchange, self._answer(exchange, plan))
-                await self._stoppable(exchange, delivery.prepare(answer))
+                if (opening := inbound.open(upload, exchange.interrupt)) is not None:
+                    await opening
+                if (identity := plan.identify(exchange)) is not None:
+                    exchange.identity = identity
+                answer = await plan.request_start(exchange)
+                if answer is None:
+                    answer = await plan.around_upstream(exchange, lambda e: self._attempts.make(e, plan))
+                delivery.answer = answer
+                if not delivery.knows_chunks:
+                    await delivery.collect(answer)
                 outcome = _outcome(exchange, answer)
-            except ClientLeft:
-                raise
-            except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
-                answer, outcome = answer_for(error, exchange), outcome_of(error)
+            except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
+                answer, outcome = await self._failed(exchange, error, answer)
+            if exchange.is_interrupted:
+                answer, outcome = await self._failed(exchange, None, answer)
             return await self._deliver(exchange, plan, answer, outcome, delivery)
         except ClientLeft as error:
             return outcome_of(error)
-        finally:
-            if reading is not None:
-                reading.cancel()
-
-    async def _answer(self, exchange: Exchange, plan: Plan) -> Answer:
-        identity = plan.identify(exchange)
-        if identity is not None:
-            exchange.identity = identity
-        answer = await plan.request_start(exchange)
-        if answer is None:
-            answer = await plan.around_upstream(exchange, lambda e: self._attempts.make(e, plan))
-        return answer
 
     async def _deliver(
         self, exchange: Exchange, plan: Plan, answer: Answer, outcome: Outcome, delivery: Delivery
@@ -262,25 +193,30 @@ class Proxy:
         """Sends the answer; an error before the head has left is told in its place, a later one breaks the transfer."""
         try:
             self._stamp(exchange, plan, answer)
-            await self._stoppable(exchange, plan.response_start(exchange, answer))
-            if delivery.collects:  # a hook may have wrapped it
-                await self._stoppable(exchange, delivery.prepare(answer))
-            await self._stoppable(exchange, delivery.begin(answer))
-        except ClientLeft:
-            raise
-        except Exception as error:  # noqa: BLE001  # the same: an answer for this exchange alone
+            await plan.response_start(exchange, answer)
+            await delivery.send(answer)
+        except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
             if delivery.has_begun:
-                return self._broken(exchange, error)
-            await _give_up(answer)
-            answer, outcome = answer_for(error, exchange), outcome_of(error)
-            await self._stoppable(exchange, delivery.begin(answer))
-        try:
-            await self._stoppable(exchange, delivery.finish(answer))
-        except ClientLeft:
-            raise
-        except Exception as error:  # noqa: BLE001  # the head has left: all that can be done is to break the transfer
-            return self._broken(exchange, error)
+                return self._broken(exchange, await _cause(exchange, error))
+            answer, outcome = await self._failed(exchange, error, answer)
+            try:
+                await delivery.send(answer)
+            except BaseException as again:  # noqa: BLE001  # the same
+                return self._broken(exchange, await _cause(exchange, again))
+        if exchange.is_interrupted:
+            return self._broken(exchange, await _cause(exchange, None))
         return outcome
+
+    @staticmethod
+    async def _failed(exchange: Exchange, error: BaseException | None, answer: Answer | None) -> tuple[Answer, Outcome]:
+        """What is answered in place of an answer, if there was one already.
+
+        Raises ClientLeft, and what ends more than this exchange.
+        """
+        cause = await _cause(exchange, error)
+        if answer is not None:
+            await _give_up(answer)
+        return answer_for(cause, exchange), outcome_of(cause)
 
     @staticmethod
     def _broken(exchange: Exchange, error: Exception) -> Outcome:
@@ -289,35 +225,15 @@ class Proxy:
 
     def _stamp(self, exchange: Exchange, plan: Plan, answer: Answer) -> None:
         if exchange.worker is not None and answer.error_code is None:
-            answer.headers.set("x-router-worker", exchange.worker.url)
+            answer.headers.set_raw(b"x-router-worker", exchange.worker.url.encode())
         if exchange.is_debugged:
             debug.show(exchange, answer, plan.names, self._clock.now())
 
-    @staticmethod
-    async def _stoppable(exchange: Exchange, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits ``work``; an interruption of the exchange comes out as the error it was interrupted with."""
-        try:
-            result = await work
-        except asyncio.CancelledError:
-            if (error := exchange.take_interruption()) is None:
-                raise
-            _uncancel()
-            raise error from None
-        except BaseException:
-            if (error := exchange.take_interruption()) is not None:
-                await _flush_cancellation()
-                raise error from None
-            raise
-        if (error := exchange.take_interruption()) is not None:
-            await _flush_cancellation()
-            raise error
-        return result
-
     # -------------------------------------------------------------------------------------------------------- ending
-    async def _end(self, exchange: Exchange, plan: Plan, outcome: Outcome, delivery: Delivery) -> None:
-        """Attempts first, then what wrapped the answer, then the observers: once, even if cancelled meanwhile.
+    async def _end_amid(self, exchange: Exchange, plan: Plan, outcome: Outcome, delivery: Delivery) -> None:
+        """The same where something of it is under way, once, even if cancelled meanwhile.
 
-        Work that outlives the client comes before all that; it is told that the client has left by its wrapped answer.
+        Work that outlives the client comes first; it is told that the client has left by its wrapped answer.
         """
         work = exchange.outliving
         try:
@@ -332,7 +248,7 @@ class Proxy:
             try:
                 await self._let_go(exchange, delivery)
             finally:
-                self._leave(exchange, plan, outcome)
+                self._end(exchange, plan, outcome)
 
     async def _let_go(self, exchange: Exchange, delivery: Delivery) -> None:
         """Gives up an answer that was not delivered whole."""
@@ -344,7 +260,11 @@ class Proxy:
         except TimeoutError:
             log.error("%r: what wrapped its answer does not end (router.hook_timeout_s)", exchange)
 
-    def _leave(self, exchange: Exchange, plan: Plan, outcome: Outcome) -> None:
+    def _end(self, exchange: Exchange, plan: Plan, outcome: Outcome) -> None:
+        """Attempts first, then the session, then the observers."""
+        if exchange.ended_at is None:
+            exchange.ended_at = self._clock.now()
+        self._attempts.end_all(exchange, outcome)
         if exchange.session is not None:
             self._sessions.leave(exchange.session, exchange)
         self.running.discard(exchange)
@@ -361,7 +281,7 @@ def _outcome(exchange: Exchange, answer: Answer) -> Outcome:
     status = answer.status if isinstance(answer.status, int) else 0  # what is none is refused when it is delivered
     if status >= 400 and not exchange.attempts:
         return Outcome(OutcomeKind.REJECTED, status, answer.error_code)
-    return Outcome(OutcomeKind.WORKER_ERROR if status >= 500 else OutcomeKind.OK, status)
+    return passed(status)
 
 
 async def _give_up(answer: Answer) -> None:
@@ -370,6 +290,24 @@ async def _give_up(answer: Answer) -> None:
         await answer.aclose()
     except Exception as error:  # noqa: BLE001  # the exchange is over
         log.debug("while giving up an answer: %r", error)
+
+
+async def _cause(exchange: Exchange, error: BaseException | None) -> Exception:
+    """What stopped an exchange: its interruption, or else what was raised.
+
+    Raises what ends more than this exchange, and ClientLeft.
+    """
+    cause: BaseException | None = exchange.take_interruption()
+    if cause is None:
+        cause = error
+    elif isinstance(error, asyncio.CancelledError):
+        _uncancel()
+    else:
+        await _flush_cancellation()
+    if isinstance(cause, Exception) and not isinstance(cause, ClientLeft):
+        return cause
+    assert cause is not None  # whoever asks was interrupted, or has an error
+    raise cause from None
 
 
 def _uncancel() -> None:

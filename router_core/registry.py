@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from operator import itemgetter
 from typing import Any, Literal
 
 import pluggy
@@ -135,7 +136,7 @@ class Registry:
             raise ConfigError(f"{name!r} is no plugin name: a-z, 0-9 and _, a letter first", where=source.origin)
         try:
             cls = source.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"plugin {name!r} cannot be imported: {error!r}", where=source.origin) from error
         if not inspect.isclass(cls):
             raise ConfigError(f"plugin {name!r} is {cls!r}, not a class", where=source.origin)
@@ -146,7 +147,7 @@ class Registry:
             instance = factory(settings) if cls.__init__ is not object.__init__ else factory()
         except ConfigError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"plugin {name!r} cannot be made: {error!r}", where=source.origin) from error
         on_error: Literal["fail", "skip"] = "skip" if getattr(cls, "on_error", "fail") == "skip" else "fail"
         plugin = LoadedPlugin(name, instance, settings, source.distribution, source.version, on_error)
@@ -277,12 +278,12 @@ def _by_position(function: Callable[..., Any], taken: tuple[str, ...], spec: tup
     """The implementation as a function of all the hook's arguments in order; it may have asked for fewer."""
     if taken == spec:
         return function
-    places = [spec.index(argument) for argument in taken]
-
-    def call(*args: Any) -> Any:
-        return function(*(args[place] for place in places))
-
-    return call
+    if not taken:
+        return lambda *args: function()
+    chosen = itemgetter(*(spec.index(argument) for argument in taken))
+    if len(taken) == 1:
+        return lambda *args: function(chosen(args))
+    return lambda *args: function(*chosen(args))
 
 
 # ------------------------------------------------------------------------------------------------- --middleware-paths
@@ -297,7 +298,7 @@ def import_path(path: str, where: str) -> Any:
         raise ConfigError(f"{path!r} is not of the form {_FORM}", where=where)
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{path!r} cannot be imported: {_why_not_imported(error, module_name)}", where=where
         ) from error
@@ -308,7 +309,7 @@ def import_path(path: str, where: str) -> Any:
     return found
 
 
-def _why_not_imported(error: Exception, module_name: str) -> str:
+def _why_not_imported(error: BaseException, module_name: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
         return f"there is no module {error.name!r} in the current directory, nor an installed one (form: pkg.mod:Class)"
     if isinstance(error, SyntaxError):

@@ -15,7 +15,8 @@ def select_worker(exchange: Exchange, plan: Plan, workers: WorkerTable, *, hold_
 
     ``hold_for_starting``: a worker that is starting is one to wait for.
     """
-    exchange.left_out.clear()
+    if exchange.left_out:
+        exchange.left_out.clear()
     candidates: Sequence[Worker] = workers.ready()
     if exchange.excluded_workers:
         candidates = [worker for worker in candidates if worker not in exchange.excluded_workers]
@@ -27,7 +28,8 @@ def select_worker(exchange: Exchange, plan: Plan, workers: WorkerTable, *, hold_
     if candidates:
         scores = plan.score_workers(exchange, candidates)
         chosen = plan.pick_worker(exchange, candidates, scores) or _highest(candidates, scores)
-    out.update((worker.url, reason) for worker, (reason, _) in exchange.left_out.items() if worker.url in out)
+    if out:
+        out.update((worker.url, reason) for worker, (reason, _) in exchange.left_out.items() if worker.url in out)
     exchange.decision = Decision(candidates, scores, out, chosen)
     if exchange.is_debugged:
         exchange.decision.out = _reasons(exchange, [w for w in workers if w not in candidates], out)
@@ -52,6 +54,8 @@ def _out_for_now(
 
 def _highest(candidates: Sequence[Worker], scores: Scores) -> Worker:
     """The highest score; of equals the one that was picked longest ago, so that ties rotate."""
+    if len(candidates) == 1:
+        return candidates[0]
     return min(candidates, key=lambda worker: (-scores[worker], worker.last_pick))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import EADDRNOTAVAIL
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,6 +25,7 @@ from router_core.access import is_loopback
 from router_core.app import Application
 from router_core.config import Config
 from router_core.errors import ConfigError
+from router_core.fast_front import FastProtocol
 from router_core.file_limit import raise_file_limit
 from router_core.protocol import Protocol
 from router_core.settings import RouterSettings
@@ -118,7 +120,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 application.app,
-                http=Protocol,
+                http=partial(FastProtocol, application.front) if application.is_fast else Protocol,  # type: ignore[arg-type]
                 ws="none",
                 loop="auto",
                 lifespan="on",

@@ -94,6 +94,9 @@ class RouterSettings(Settings):
     args: dict[str, Any] = {}
     """What a slime middleware reads as ``router.args``, beside these settings."""
 
+    front: Literal["auto", "asgi"] = "auto"
+    """How clients' requests come in: ``asgi`` by uvicorn's own way, ``auto`` past it where no ASGI middleware is
+    mounted, which costs half as much."""
     data_client: Literal["h1", "aiohttp"] = "h1"
     """Client for data traffic: ``h1`` is lean and our own (TLS workers go through aiohttp all the same)."""
     connect_timeout_s: float = Field(default=5.0, gt=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -10,33 +11,24 @@ from router_core.hookspecs import ASYNC, CallNext
 from router_core.types import Answer, Exchange
 
 SAMPLE = 16
-"""Of so many calls of a hook the first is timed: to look at the clock costs more than most hooks."""
+"""The first so many exchanges are timed, then one of so many: to look at the clock costs more than most hooks."""
 
 
 class HookTime:
     """What one hook of one plugin has cost: wall time, without what it awaited of the inner onion."""
 
-    __slots__ = ("_timed_calls", "_timed_seconds", "calls", "hook", "plugin")
+    __slots__ = ("calls", "hook", "plugin", "seconds")
 
     def __init__(self, plugin: str, hook: str) -> None:
         self.plugin, self.hook = plugin, hook
         self.calls = 0
-        self._timed_calls, self._timed_seconds = 0, 0.0
+        """Of all calls, estimated from those that were timed, as are the ``seconds``."""
+        self.seconds = 0.0
 
-    @property
-    def seconds(self) -> float:
-        """Of all calls, estimated from those that were timed."""
-        return self._timed_seconds * self.calls / self._timed_calls if self._timed_calls else 0.0
-
-    def is_due(self) -> bool:
-        """Counts a call; True when it should be timed."""
-        self.calls += 1
-        return self.calls % SAMPLE == 1
-
-    def add(self, seconds: float) -> None:
-        """The time of a call that was due."""
-        self._timed_calls += 1
-        self._timed_seconds += seconds
+    def add(self, seconds: float, stands_for: int) -> None:
+        """The time of one call, which stands for so many."""
+        self.calls += stands_for
+        self.seconds += seconds * stands_for
 
 
 class HookTimes:
@@ -45,52 +37,60 @@ class HookTimes:
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         self._now = now
         self._times: dict[tuple[str, str], HookTime] = {}
+        self._exchanges = 0
 
     def __iter__(self) -> Iterator[HookTime]:
         return iter(list(self._times.values()))
 
-    def timed(self, plugin: str, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def stands_for(self) -> int:
+        """Of the next exchange: how many it is timed for, 0 for none."""
+        self._exchanges += 1
+        if self._exchanges <= SAMPLE:
+            return 1
+        return 0 if self._exchanges % SAMPLE else SAMPLE
+
+    def timed(self, plugin: str, hook: str, call: Callable[..., Any], stands_for: int = 1) -> Callable[..., Any]:
         """The same implementation with its time taken."""
         time = self._times.setdefault((plugin, hook), HookTime(plugin, hook))
+        add = partial(_add, time, stands_for)
         if hook == "around_upstream":
-            return _timed_layer(call, time, self._now)
-        return (_timed_async if hook in ASYNC else _timed_plain)(call, time, self._now)
+            return _timed_layer(call, add, self._now)
+        return (_timed_async if hook in ASYNC else _timed_plain)(call, add, self._now)
 
 
-def _timed_plain(call: Callable[..., Any], time: HookTime, now: Callable[[], float]) -> Callable[..., Any]:
+Add = Callable[[float], None]
+
+
+def _add(time: HookTime, stands_for: int, seconds: float) -> None:
+    time.add(seconds, stands_for)
+
+
+def _timed_plain(call: Callable[..., Any], add: Add, now: Callable[[], float]) -> Callable[..., Any]:
     def timed(*args: Any) -> Any:
-        if not time.is_due():
-            return call(*args)
         since = now()
         try:
             return call(*args)
         finally:
-            time.add(now() - since)
+            add(now() - since)
 
     return timed
 
 
-def _timed_async(call: Callable[..., Awaitable[Any]], time: HookTime, now: Callable[[], float]) -> Callable[..., Any]:
-    def timed(*args: Any) -> Awaitable[Any]:
-        return taken(*args) if time.is_due() else call(*args)
-
-    async def taken(*args: Any) -> Any:
+def _timed_async(call: Callable[..., Awaitable[Any]], add: Add, now: Callable[[], float]) -> Callable[..., Any]:
+    async def timed(*args: Any) -> Any:
         since = now()
         try:
             return await call(*args)
         finally:
-            time.add(now() - since)
+            add(now() - since)
 
     return timed
 
 
 def _timed_layer(
-    call: Callable[[Exchange, CallNext], Awaitable[Answer]], time: HookTime, now: Callable[[], float]
+    call: Callable[[Exchange, CallNext], Awaitable[Answer]], add: Add, now: Callable[[], float]
 ) -> Callable[..., Any]:
-    def timed(exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
-        return taken(exchange, call_next) if time.is_due() else call(exchange, call_next)
-
-    async def taken(exchange: Exchange, call_next: CallNext) -> Answer:
+    async def timed(exchange: Exchange, call_next: CallNext) -> Answer:
         inner = 0.0
 
         async def next_(exchange_: Exchange) -> Answer:
@@ -105,6 +105,6 @@ def _timed_layer(
         try:
             return await call(exchange, next_)
         finally:
-            time.add(now() - since - inner)
+            add(now() - since - inner)
 
     return timed

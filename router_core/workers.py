@@ -36,6 +36,8 @@ class WorkerTable:
         self._on_room = on_room
         self._allowed = allowed or AllowedWorkers()
         self._workers: dict[str, Worker] = {}
+        self._ready: tuple[Worker, ...] | None = None
+        """What `ready` gives; None once a worker's state changed or one came or went."""
         self._generation = 0
         self._pick = 0
         self._idle: dict[Worker, asyncio.Event] = {}
@@ -46,9 +48,11 @@ class WorkerTable:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def ready(self) -> list[Worker]:
+    def ready(self) -> tuple[Worker, ...]:
         """The workers that may get a new request."""
-        return [worker for worker in self._workers.values() if worker.state is WorkerState.READY]
+        if self._ready is None:
+            self._ready = tuple(worker for worker in self._workers.values() if worker.state is WorkerState.READY)
+        return self._ready
 
     def get(self, name: str) -> Worker | None:
         """A worker by its id or by any spelling of its URL."""
@@ -115,6 +119,7 @@ class WorkerTable:
             )
             worker.registered_at = self._clock.now()
             self._workers[parsed.key] = worker
+            self._ready = None
             self.update(worker, **fields)
             self._on_change(worker, None, worker.state)
         else:
@@ -174,6 +179,7 @@ class WorkerTable:
         """Takes the worker off the list at once; its running requests go on."""
         if self._workers.get(worker.key) is worker:
             del self._workers[worker.key]
+            self._ready = None
             self._to(worker, WorkerState.REMOVED, "removed")
 
     def start_drain(self, worker: Worker) -> None:
@@ -228,6 +234,7 @@ class WorkerTable:
 
     def _to(self, worker: Worker, state: WorkerState, reason: str | None, *, again: bool = False) -> None:
         old, worker.state, worker.reason = worker.state, state, reason
+        self._ready = None
         if old is not state or again:
             self._on_change(worker, old, state)
             self._on_room()

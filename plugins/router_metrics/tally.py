@@ -59,7 +59,7 @@ class Tally:
 
     def add(self, exchange: Exchange, outcome: Outcome) -> None:
         """Takes in an exchange that has ended."""
-        self.outcomes[outcome.kind.value] += 1
+        self.outcomes[outcome.kind] += 1
         if outcome.code is not None:
             is_known = outcome.code in self.codes or len(self.codes) < MAX_CODES
             self.codes[outcome.code if is_known else OTHER] += 1
@@ -81,7 +81,7 @@ class Tally:
             of_worker = self.workers.get(attempt.worker)
             if of_worker is None:
                 of_worker = self.workers[attempt.worker] = WorkerTally(self._bounds)
-            of_worker.attempts[kind.value] += 1
+            of_worker.attempts[kind] += 1
             if attempt.first_byte_at is not None:
                 of_worker.first_byte.observe(attempt.first_byte_at - attempt.started_at)
             if attempt.ended_at is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from router_core import event_data
-from router_partial_rollout.completions import head_of, joined_logprobs, joined_usage, offset_after
-from router_partial_rollout.rollout import Rollout, read_part
+from router_partial_rollout.completions import head_of, joined_logprobs, offset_after
+from router_partial_rollout.rollout import Rollout
 from router_partial_rollout.seam import SeamText, event_of
-from router_partial_rollout.wire import Json, Wire
+from router_partial_rollout.wire import Json, Wire, joined_usage, read_part
 
 
 class CompletionReader:
@@ -23,6 +23,9 @@ class CompletionReader:
         self._kept = b""
         """What the client gets of it where it is no end, but for the first segment's."""
         self._text = SeamText(rollout)
+
+    def start_from(self, part: Json) -> None:
+        self.part, self._held = part, (b"none came", part)
 
     def begin(self) -> None:
         self.is_aborted, self.part = False, None
@@ -44,6 +47,9 @@ class CompletionReader:
                 self._kept = _told(await self._moved(chunk, _without_end(choice)))
             return b""
         if self._rollout.whole is None:
+            if choice.get("finish_reason") is not None and not self._rollout.is_untouched:
+                self._rollout.take(self.part or {})
+                return event_of({**self._stripped(chunk), "metadata": (await self._rollout.finished())["metadata"]})
             self._text.shown += choice.get("text") or ""
             return event_of(self._stripped(chunk)) if self._is_told(choice) else event
         return event_of(await self._moved(chunk, choice))
@@ -72,7 +78,7 @@ class CompletionReader:
     def kept(self) -> bytes:
         (event, chunk), kept = self._held, self._kept
         self._held, self._kept = (b"", {}), b""
-        if not event or self._rollout.segments > 1:
+        if not event or self._rollout.made.count > 1:
             return kept
         choice = chunk["choices"][0]
         text = self._rollout.settled(self._text.shown + (choice.get("text") or ""))
@@ -100,7 +106,7 @@ class CompletionReader:
             moved["metadata"] = (rollout.whole or {}).get("metadata")
         else:
             part_ids = wire.ids(part) or []
-            text = await self._text.grown(wire.text(whole), [*rollout.ids, *part_ids], part_ids, wire.text(part))
+            text = await self._text.grown(wire.text(whole), [*rollout.made.ids, *part_ids], part_ids, wire.text(part))
         choice["text"] = text[len(shown) :]
         moved["choices"] = [choice]
         return self._stripped(self._counted(moved))
@@ -110,7 +116,7 @@ class CompletionReader:
         if not isinstance(usage, dict):
             return {**chunk, **head_of(whole)}
         told: Json = whole.get("usage") or {}
-        is_over = self.part is not None and self._rollout.last_part is self.part
+        is_over = self.part is not None and self._rollout.made.last_part is self.part
         usage = {**usage, **told} if is_over else joined_usage(told, usage)
         return {**chunk, **head_of(whole), "usage": usage}
 
@@ -133,7 +139,7 @@ class CompletionReader:
                 chunk["choices"][0]["finish_reason"] = (self.part or chunk)["choices"][0]["finish_reason"]
                 return event_of(self._stripped(chunk))
             return event_of(self._stripped(chunk)) if self._is_told(chunk["choices"][0]) else event
-        if self.part is not None and self.part is not rollout.last_part:
+        if self.part is not None and self.part is not rollout.made.last_part:
             rollout.take(self.part)
         whole = await rollout.finished()
         told = whole["choices"][0]

@@ -11,15 +11,18 @@ from router_partial_rollout.wire import (
     Continuation,
     Finish,
     Json,
-    SegmentError,
     Span,
     as_count,
     as_ids,
     as_object,
     as_texts,
+    check_count,
     joined_spans,
-    read_spans,
+    joined_usage,
+    only_choice,
+    spans_told,
     told_spans,
+    with_segments,
 )
 
 DEFAULT_BUDGET = 16
@@ -42,6 +45,7 @@ LISTS = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 class Completions:
     """Wire of ``/v1/completions``."""
 
+    has_text = True
     flags: Mapping[str, Any] = {"return_token_ids": True}
     extra_members: Sequence[bytes] = (b"token_ids", b"prompt_token_ids")
 
@@ -60,7 +64,7 @@ class Completions:
         return prompt if isinstance(prompt, str) else as_ids(prompt) or None
 
     def prompt_ids_told(self, answer: Json) -> list[int] | None:
-        return as_ids(_choice(answer).get("prompt_token_ids"))
+        return as_ids(only_choice(answer).get("prompt_token_ids"))
 
     def prompt_tokens(self, answer: Json) -> int | None:
         return as_count(as_object(answer.get("usage")).get("prompt_tokens"))
@@ -98,52 +102,47 @@ class Completions:
         return Continuation(changed, ("prompt_logprobs",))
 
     # ------------------------------------------------------------------------------------------------------- the answer
+    def part(self, answer: Json) -> Json:
+        return answer
+
     def ids(self, answer: Json) -> list[int] | None:
-        ids = as_ids(_choice(answer).get("token_ids"))
+        ids = as_ids(only_choice(answer).get("token_ids"))
         if ids is None and as_count(as_object(answer.get("usage")).get("completion_tokens")) == 0:
             return []
         return ids
 
     def text(self, answer: Json) -> str:
-        text = _choice(answer).get("text")
+        text = only_choice(answer).get("text")
         return text if isinstance(text, str) else ""
 
     def shows_partial(self, answer: Json) -> bool:
-        return "matched_stop" in _choice(answer)
+        return "matched_stop" in only_choice(answer)
 
     def set_text(self, answer: Json, text: str) -> None:
-        _choice(answer)["text"] = text
+        only_choice(answer)["text"] = text
 
     def finish(self, answer: Json) -> Finish:
-        choice = _choice(answer)
+        choice = only_choice(answer)
         matched = choice.get("stop_reason", choice.get("matched_stop"))
         return Finish(choice.get("finish_reason"), matched)
 
     def set_matched(self, answer: Json, matched: str) -> None:
-        choice = _choice(answer)
+        choice = only_choice(answer)
         choice["matched_stop" if "matched_stop" in choice else "stop_reason"] = matched
 
     def end_by_length(self, answer: Json) -> None:
-        _choice(answer)["finish_reason"] = LENGTH
+        only_choice(answer)["finish_reason"] = LENGTH
 
     def check_logprobs(self, body: Json, answer: Json) -> None:
         if body.get("logprobs") is None:
             return
-        told = as_object(_choice(answer).get("logprobs")).get("token_logprobs") or []
-        due = len(self.ids(answer) or ())
-        if len(told) != due:
-            raise SegmentError(f"a segment of {due} tokens has {len(told)} logprobs")
+        check_count(as_object(only_choice(answer).get("logprobs")).get("token_logprobs"), len(self.ids(answer) or ()))
 
     def spans(self, answer: Json) -> list[Span]:
-        metadata, made = as_object(answer.get("metadata")), len(self.ids(answer) or ())
-        spans = read_spans(metadata.get("weight_versions"))
-        if spans and spans[-1].end == made:
-            return spans
-        version = metadata.get("weight_version")
-        return [] if version is None else [Span(str(version), 0, made)]
+        return spans_told(as_object(answer.get("metadata")), len(self.ids(answer) or ()))
 
     def experts(self, answer: Json) -> Any:
-        found = _choice(answer).get("routed_experts")
+        found = only_choice(answer).get("routed_experts")
         return as_object(answer.get("sglext")).get("routed_experts") if found is None else found
 
     def set_experts(self, answer: Json, experts: Any) -> None:
@@ -152,14 +151,14 @@ class Completions:
         if as_object(answer.get("sglext")).get("routed_experts") is not None:
             answer["sglext"] = {**answer["sglext"], "routed_experts": experts}
         else:
-            _choice(answer)["routed_experts"] = experts
+            only_choice(answer)["routed_experts"] = experts
 
     def join_experts(self, first: Any, first_rows: int, second: Any, second_rows: int) -> Any:
         is_npy = isinstance(second, str) and second.startswith("k05VTVBZ")  # \x93NUMPY
         return (join_npy if is_npy else join_flat)(first, first_rows, second, second_rows)
 
     def join(self, whole: Json, part: Json) -> Json:
-        one, two = _choice(whole), _choice(part)
+        one, two = only_choice(whole), only_choice(part)
         first, second = self.ids(whole) or [], self.ids(part) or []
         choice = {**one, **two, "text": self.text(whole) + self.text(part), "token_ids": [*first, *second]}
         for key in ("prompt_token_ids", "prompt_logprobs"):
@@ -176,27 +175,12 @@ class Completions:
         return joined
 
     def set_segments(self, answer: Json, segments: list[Json]) -> None:
-        """The newest version stands first: who looks for the worker's version in these bytes finds that one."""
-        newest = segments[-1]["weight_version"] if segments else None
-        told = {} if newest is None else {"weight_version": newest}
-        answer["metadata"] = {**told, **as_object(answer.get("metadata")), "segments": segments}
+        with_segments(answer, segments)
 
 
 def head_of(answer: Json) -> Json:
     """What stays the same in all events of a stream."""
     return {key: answer[key] for key in ("id", "created", "model") if key in answer}
-
-
-def joined_usage(first: Json, second: Json) -> Json:
-    """Usage of one answer: the prompt counts once, what was made in both."""
-    usage: Json = dict(second)
-    usage.update((key, first[key]) for key in ("prompt_tokens", "prompt_tokens_details") if key in first)
-    for key in ("completion_tokens", "reasoning_tokens"):
-        if isinstance(first.get(key), int) and isinstance(second.get(key), int):
-            usage[key] = first[key] + second[key]
-    if isinstance(usage.get("prompt_tokens"), int) and isinstance(usage.get("completion_tokens"), int):
-        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
-    return usage
 
 
 def joined_logprobs(first: Any, second: Any) -> Any:
@@ -213,8 +197,3 @@ def offset_after(logprobs: Json) -> int:
     """Where the text of the tokens ends, by their own offsets."""
     offsets, tokens = logprobs.get("text_offset") or [], logprobs.get("tokens") or []
     return offsets[-1] + len(tokens[-1]) if offsets and tokens and offsets[-1] >= 0 else 0
-
-
-def _choice(answer: Json) -> Json:
-    choices = answer.get("choices")
-    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}

@@ -11,14 +11,14 @@ from router_partial_rollout.wire import (
     Continuation,
     Finish,
     Json,
-    SegmentError,
     Span,
     as_count,
     as_ids,
     as_object,
     as_texts,
+    check_count,
     joined_spans,
-    read_spans,
+    spans_told,
     told_spans,
 )
 
@@ -33,6 +33,7 @@ FIRST = ("id", "prompt_tokens", "cached_tokens", "cached_tokens_details", "reque
 class Generate:
     """Wire of ``/generate``."""
 
+    has_text = True
     flags: Mapping[str, Any] = {}
     extra_members: Sequence[bytes] = ()
 
@@ -98,6 +99,9 @@ class Generate:
         return Continuation(changed, ("text",))
 
     # ------------------------------------------------------------------------------------------------------- the answer
+    def part(self, answer: Json) -> Json:
+        return answer
+
     def ids(self, answer: Json) -> list[int] | None:
         """None where a server sends less than all ids so far (``--incremental-streaming-output``)."""
         ids = as_ids(answer.get("output_ids", []))
@@ -131,17 +135,10 @@ class Generate:
     def check_logprobs(self, body: Json, answer: Json) -> None:
         if not body.get("return_logprob"):
             return
-        told, due = _meta(answer).get("output_token_logprobs") or [], len(self.ids(answer) or ())
-        if len(told) != due:
-            raise SegmentError(f"a segment of {due} tokens has {len(told)} logprobs")
+        check_count(_meta(answer).get("output_token_logprobs"), len(self.ids(answer) or ()))
 
     def spans(self, answer: Json) -> list[Span]:
-        meta, made = _meta(answer), len(self.ids(answer) or ())
-        spans = read_spans(meta.get("weight_versions"))
-        if spans and spans[-1].end == made:
-            return spans
-        version = meta.get("weight_version")
-        return [] if version is None else [Span(str(version), 0, made)]
+        return spans_told(_meta(answer), len(self.ids(answer) or ()))
 
     def experts(self, answer: Json) -> Any:
         return _meta(answer).get("routed_experts")
@@ -170,7 +167,10 @@ class Generate:
             spans = joined_spans(self.spans(whole), self.spans(part), len(first))
             meta["weight_versions"] = told_spans(spans)
         text = self.text(whole) + self.text(part)
-        return {**whole, **part, "text": text, "output_ids": [*first, *second], "meta_info": meta}
+        joined: Json = {**whole, **part, "text": text, "output_ids": [*first, *second], "meta_info": meta}
+        if "prompt_token_ids" in whole:
+            joined["prompt_token_ids"] = whole["prompt_token_ids"]
+        return joined
 
     def set_segments(self, answer: Json, segments: list[Json]) -> None:
         answer["meta_info"]["segments"] = segments

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from router_core import event_data
-from router_partial_rollout.rollout import Rollout, read_part
+from router_partial_rollout.rollout import Rollout
 from router_partial_rollout.seam import SeamText, event_of
-from router_partial_rollout.wire import Finish, Json, Wire
+from router_partial_rollout.wire import Finish, Json, Wire, read_part
 
 
 class GenerateReader:
@@ -27,6 +27,9 @@ class GenerateReader:
     def part(self, value: Json | None) -> None:
         self._part = value
 
+    def start_from(self, part: Json) -> None:
+        self._part = part
+
     def begin(self) -> None:
         self.is_aborted, self._part, self._raw = False, None, None
         self._text.begin()
@@ -39,7 +42,7 @@ class GenerateReader:
         if data is None or data == b"[DONE]":
             return event
         self._raw, self._part = data, None
-        is_first = self._rollout.whole is None
+        is_first = self._rollout.is_untouched
         if is_first and b'"abort"' not in data:
             return event
         part = read_part(data)
@@ -57,7 +60,7 @@ class GenerateReader:
             rollout.take(part)
             return event_of(await rollout.finished())
         before = wire.text(rollout.whole or {})
-        joined = rollout.joined(part, is_growing=True)
+        joined = rollout.made.with_part(part, is_growing=True)
         wire.set_text(joined, await self._text.grown(before, *self._ids(joined, part), wire.text(part)))
         return event_of(joined)
 
@@ -69,6 +72,6 @@ class GenerateReader:
         rollout = self._rollout
         if rollout.whole is None:
             return event_of(self._part) if rollout.is_changed and self._part is not None else self._event
-        if self._part is not None and self._part is not rollout.last_part:
+        if self._part is not None and self._part is not rollout.made.last_part:
             rollout.take(self._part)
         return event_of(await rollout.finished())

@@ -25,10 +25,10 @@ from router_core import (
     per_exchange,
 )
 from router_partial_rollout.limits import Counts, Limits
-from router_partial_rollout.rollout import Rollout, read_part
+from router_partial_rollout.rollout import Rollout
 from router_partial_rollout.stream import is_stream, stream
 from router_partial_rollout.text import Texts
-from router_partial_rollout.wire import SegmentError
+from router_partial_rollout.wire import ABORT, Json, SegmentError, only_choice, read_part
 
 HEADER = "x-partial-rollout"
 TARGETS = frozenset(("/generate", "/v1/completions", "/v1/chat/completions"))
@@ -121,8 +121,10 @@ class PartialRollout:
 
 async def _answer(rollout: Rollout) -> Answer:
     """One answer, whole, or as a stream that is one."""
-    answer = await rollout.dispatch()
-    while answer.status == 200 and answer.error_code is None and rollout.wire is not None and _is_plain(answer):
+    answer = await rollout.dispatches.first()
+    while answer.status == 200 and answer.error_code is None and _is_plain(answer):
+        if rollout.wire is None and not rollout.is_chat:
+            return answer
         if is_stream(answer):
             answer.chunks = stream(rollout, answer.chunks)
             return answer
@@ -132,13 +134,12 @@ async def _answer(rollout: Rollout) -> Answer:
             if rollout.whole is None:
                 raise
             return await _joined(rollout, answer)
-        part = read_part(body) if rollout.whole is not None or b'"abort"' in body else None
+        part = await _part(rollout, body)
         if part is None:
             return _stripped(rollout, answer, body)
         if rollout.may_go_on(part) and await rollout.is_continued(part):
-            if rollout.wire.ids(part):
-                rollout.take(part)
-            rest = await rollout.dispatch_rest()
+            rollout.settle_form()
+            rest = await rollout.dispatches.rest()
             if rest is not None:
                 answer = rest
                 continue
@@ -146,8 +147,20 @@ async def _answer(rollout: Rollout) -> Answer:
             rollout.take(part)
         if rollout.whole is not None:
             return await _joined(rollout, answer)
+        rollout.settle_form()
         return _stripped(rollout, answer, orjson.dumps(part) if rollout.is_changed else body)
     return answer
+
+
+async def _part(rollout: Rollout, body: bytes) -> Json | None:
+    """The answer, if it may have to be continued or joined."""
+    if rollout.whole is None and b'"abort"' not in body:
+        return None
+    if not rollout.is_chat:
+        part = read_part(body)
+        return rollout.wire.part(part) if part is not None and rollout.wire is not None else part
+    is_aborted = only_choice(read_part(body) or {}).get("finish_reason") == ABORT
+    return await rollout.out_of_chat(body, is_stream=False) if is_aborted else None
 
 
 async def _joined(rollout: Rollout, answer: Answer) -> Answer:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import orjson
+
 Json = dict[str, Any]
 
 ABORT, LENGTH = "abort", "length"
@@ -52,6 +54,9 @@ class Continuation:
 class Wire(Protocol):
     """One call of an engine. An answer is its JSON object; streamed answers are brought into the same shape."""
 
+    has_text: bool
+    """Whether answers hold text; else only ids, and the two ``text`` methods do nothing."""
+
     flags: Mapping[str, Any]
     """Keys that the first request must have so that its answer can be continued..."""
     extra_members: Sequence[bytes]
@@ -90,6 +95,10 @@ class Wire(Protocol):
     ) -> Continuation:
         """``ids``: the output so far; ``start``: the first row of routed experts that is wanted, None as it was;
         ``stops``: stop texts beside those of the body."""
+        ...
+
+    def part(self, answer: Json) -> Json:
+        """A worker's whole answer in the shape that the other methods read."""
         ...
 
     def ids(self, answer: Json) -> list[int] | None: ...
@@ -150,6 +159,48 @@ def joined_spans(first: Sequence[Span], second: Sequence[Span], offset: int) -> 
     return spans
 
 
+def spans_told(told: Json, made: int) -> list[Span]:
+    """From ``weight_versions`` where they tell of all ``made`` tokens, else from ``weight_version``."""
+    spans = read_spans(told.get("weight_versions"))
+    if spans and spans[-1].end == made:
+        return spans
+    version = told.get("weight_version")
+    return [] if version is None else [Span(str(version), 0, made)]
+
+
+def check_count(told: Any, due: int) -> None:
+    """Raises SegmentError where there are not as many logprobs as tokens."""
+    count = len(told) if isinstance(told, list) else 0
+    if count != due:
+        raise SegmentError(f"a segment of {due} tokens has {count} logprobs")
+
+
+def only_choice(answer: Json) -> Json:
+    """The first choice; an empty object where there is none."""
+    choices = answer.get("choices")
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+
+
+def joined_usage(first: Json, second: Json) -> Json:
+    """Usage of one answer: the prompt counts once, what was made in both."""
+    usage: Json = dict(second)
+    usage.update((key, first[key]) for key in ("prompt_tokens", "prompt_tokens_details") if key in first)
+    for key in ("completion_tokens", "reasoning_tokens"):
+        if isinstance(first.get(key), int) and isinstance(second.get(key), int):
+            usage[key] = first[key] + second[key]
+    if isinstance(usage.get("prompt_tokens"), int) and isinstance(usage.get("completion_tokens"), int):
+        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+    return usage
+
+
+def with_segments(answer: Json, segments: list[Json]) -> None:
+    """Writes them into ``metadata``. The newest version stands first: who looks for the worker's version in these
+    bytes finds that one."""
+    newest = segments[-1]["weight_version"] if segments else None
+    told = {} if newest is None else {"weight_version": newest}
+    answer["metadata"] = {**told, **as_object(answer.get("metadata")), "segments": segments}
+
+
 def as_ids(value: Any) -> list[int] | None:
     """A list of token ids, or None for anything else."""
     if isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value):
@@ -187,3 +238,12 @@ def read_spans(value: Any) -> list[Span]:
 
 def told_spans(spans: Sequence[Span]) -> list[Json]:
     return [{"version": span.version, "start": span.start, "end": span.end} for span in spans]
+
+
+def read_part(body: bytes) -> Json | None:
+    """An answer's JSON object, or None."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None

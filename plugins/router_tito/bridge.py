@@ -118,11 +118,14 @@ class Bridge:
         return ""
 
     def _render_some(self, history: list[Message], tail: Sequence[Message], context: RenderContext) -> str:
-        """The whole conversation; without its system message if the template knows none."""
-        try:
-            return self._template.render([*history, *tail], context, generation_prompt=True)
-        except RenderError:
-            return self._template.render([*history[1:], *tail], context, generation_prompt=True)
+        """The whole conversation; without its system message, or with one call an answer, if the template insists."""
+        single = [{**m, "tool_calls": m["tool_calls"][:1]} if "tool_calls" in m else m for m in history]
+        for messages in (history, history[1:], single):
+            try:
+                return self._template.render([*messages, *tail], context, generation_prompt=True)
+            except RenderError:
+                continue
+        return self._template.render([*single[1:], *tail], context, generation_prompt=True)
 
 
 def collapse(roles: Sequence[str]) -> tuple[str, ...]:

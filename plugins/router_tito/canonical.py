@@ -12,6 +12,8 @@ from typing import Any
 
 from .errors import MessageError
 
+_COUNTING = ("role", "content", "reasoning_content", "reasoning", "function_call", "tool_call_id", "name", "refusal")
+"""Keys of which ``canonical_message`` makes a message, beside its calls; of a call it leaves out the index."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -84,6 +86,14 @@ def is_plain(value: Any) -> bool:
     return isinstance(value, list) and all(map(is_plain, value))
 
 
+def is_plain_message(message: Mapping[str, Any]) -> bool:
+    """`is_plain` of what counts in a message: the numbers and booleans of other keys are no part of its identity."""
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        calls = [{k: v for k, v in call.items() if k != "index"} if isinstance(call, dict) else call for call in calls]
+    return is_plain(calls) and all(is_plain(message.get(key)) for key in _COUNTING)
+
+
 def part_text(part: Any) -> str | None:
     """Text of a content part, None if the part is not text."""
     if isinstance(part, str):
@@ -98,6 +108,14 @@ def join_parts(content: Sequence[Any]) -> str | None:
     """The text parts put together without a separator, None if any part is not text."""
     texts = [part_text(part) for part in content]
     return None if None in texts else "".join(text for text in texts if text is not None)
+
+
+def has_media(message: Mapping[str, Any]) -> bool:
+    """Whether a message holds anything but text."""
+    content = message.get("content")
+    return isinstance(content, list | tuple) and any(
+        isinstance(part, Mapping) and part.get("type", "text") not in TEXT_PARTS for part in content
+    )
 
 
 def canonical_content(content: Any) -> Any:

@@ -190,9 +190,9 @@ class Capture:
         try:
             check_turn(trace.options, turns=trace.turns + running, age_s=age_s)
             if len(trace.trace.nodes) >= settings.max_session_nodes:
-                raise stop("plugins.tito.max_session_nodes", f"This session's {settings.max_session_nodes} messages")
+                raise stop("plugins.tito.max_session_nodes", f"{settings.max_session_nodes} messages")
             if trace.nbytes >= settings.max_session_bytes:
-                raise stop("plugins.tito.max_session_bytes", f"This session's {settings.max_session_bytes} bytes")
+                raise stop("plugins.tito.max_session_bytes", f"{settings.max_session_bytes} bytes")
         except Reject as error:
             trace.end_status = error.param
             raise

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from router_core import ROUTED_EXPERTS, Answer, Attempt, CallNext, ClientLeft, Exchange, Headers, Reject
+from router_core import ROUTED_EXPERTS, TOKEN_FORM, Answer, Attempt, CallNext, ClientLeft, Exchange, Headers, Reject
 
 from .call import Call, Head
 from .chat_request import ChatRequest
-from .engines import AnswerReader, Ask, UnknownEngineError
+from .engines import INJECT, AnswerReader, Ask, ChatInTokens, ChatReader, UnknownEngineError
 from .errors import MessageError, TraceError, TurnRefusedError
 from .limits import room
 from .node import CommitResult
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 UNTRAINABLE_HEADER = "x-router-untrainable"
+CONFLICT = 409
+"""Status of a refusal that is about the session's state, such as weights it has outlived: asking again is no use."""
 EVENT_STREAM = "text/event-stream"
 
 
@@ -69,6 +71,7 @@ class CapturedTurn:
         self._ask = Ask(chat.body, None)
         self._try: _Try | None = None
         self._prompt_ids: Ids | None = None
+        self._form: ChatInTokens | None = None
 
     async def run(self, call_next: CallNext) -> None:
         """The whole turn; however it ends, the call is told, and nothing is raised."""
@@ -94,6 +97,8 @@ class CapturedTurn:
             self._refuse("client_left")
             self._call.finish(ClientLeft("the client left, and nobody asked again"))
         except Reject as error:
+            if error.status == CONFLICT:
+                self._session.end_status = error.code
             self._call.finish(error)
         except Exception as error:  # noqa: BLE001  # whoever waits for the call raises it
             self._refuse("failed")
@@ -113,12 +118,23 @@ class CapturedTurn:
             self._try = _Try(attempt, self._ask, None, None)
             return
         ask = self._within_room(attempt, facts.max_model_len)
+        engines, mode = self._capture.engines, self._prompt.mode
+        if (form := self._taken_form) is not None:
+            await form.write(ask, attempt.request, worker)
+            return
         try:
-            engine = self._capture.engines.get(self._prompt.mode, facts.kind)
+            engine = engines.get(mode, facts.kind)
+            if mode == INJECT:
+                self._form = self._exchange.state[TOKEN_FORM] = engines.token_form(ask, worker, facts.kind)
         except UnknownEngineError as error:
             raise Reject(501, "unsupported_mode", f"{error} (plugins.tito.mode)") from None
         await engine.write(ask, attempt.request, worker)
         self._try = _Try(attempt, ask, engine.reader(ask, worker), worker.weight_version)
+
+    @property
+    def _taken_form(self) -> ChatInTokens | None:
+        """The turn's token form, once somebody goes on with it in that."""
+        return self._form if self._form is not None and self._form.is_taken else None
 
     def _within_room(self, attempt: Attempt, worker_limit: int | None) -> Ask:
         """The ask with an answer no longer than the session has room for."""
@@ -150,13 +166,18 @@ class CapturedTurn:
             await self._whole(answer, tried, tried.reader)
 
     async def _whole(self, answer: Answer, tried: _Try, reader: AnswerReader) -> None:
-        told = await reader.whole(await answer.body())
+        body = await answer.body()
+        if self._taken_form is not None:
+            reader = self._taken_form.reader(None)
+        told = await reader.whole(body)
         self._commit(tried, reader)
         self._answer_whole(answer, told)
 
     async def _stream(self, answer: Answer, tried: _Try, reader: AnswerReader) -> None:
         self._call.begin(Head(answer.status, _open_headers(answer), is_whole=False))
         async for chunk in answer.chunks:
+            if self._taken_form is not None and isinstance(reader, ChatReader):
+                reader = self._taken_form.reader(reader)
             self._call.write(await reader.feed(chunk))
         rest = await reader.end()
         self._commit(tried, reader)

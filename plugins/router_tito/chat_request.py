@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -17,6 +17,12 @@ from .errors import MessageError
 CONVERSATION = frozenset({"messages", "tools", "chat_template_kwargs"})
 """Keys that the request key of a trace covers."""
 SINGLE = ("n", "best_of")
+REFUSED = {
+    "use_beam_search": "beam search samples nothing that could be trained",
+    "continue_final_message": "a prefilled answer cannot be recorded: its beginning was not sampled",
+    "echo": "an answer that repeats what came before it cannot be recorded: that was not sampled",
+}
+"""Keys that must not be set, and why."""
 TEMPLATE_OVERRIDES = ("chat_template", "documents")
 """Keys with which a client has the worker render in a way we do not."""
 
@@ -36,7 +42,7 @@ class ChatRequest:
             return None
         if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
             return None
-        if not all(isinstance(message, dict) for message in body["messages"]):
+        if set(map(type, body["messages"])) != {dict}:
             return None
         is_readable = isinstance(body.get("tools") or [], list)
         return cls(body) if is_readable and isinstance(body.get("chat_template_kwargs") or {}, dict) else None
@@ -71,19 +77,16 @@ class ChatRequest:
         for key in SINGLE:
             value = self.body.get(key)
             if isinstance(value, int | float) and value > 1:
-                raise Reject(400, "not_capturable", f"{key} must be 1 in a captured session, not {value}", key)
-        if self.body.get("use_beam_search"):
-            raise Reject(400, "not_capturable", "beam search samples nothing that could be trained", "use_beam_search")
-        if self.body.get("continue_final_message"):
-            raise Reject(
-                400,
-                "not_capturable",
-                "a prefilled answer cannot be recorded: its beginning was not sampled",
-                "continue_final_message",
-            )
+                raise _not_capturable(key, f"{key} must be 1 in a captured session, not {value}")
+        for key, why in REFUSED.items():
+            if self.body.get(key):
+                raise _not_capturable(key, why)
         if self.body.get("add_generation_prompt") is False:
-            raise Reject(
-                400, "not_capturable", "an answer without its generation prompt is a prefill", "add_generation_prompt"
+            raise _not_capturable("add_generation_prompt", "an answer without its generation prompt is a prefill")
+        if self.messages[-1].get("role") == "assistant":
+            raise _not_capturable(
+                "messages",
+                "the last message is the assistant's: workers take it for the beginning of an answer, or not",
             )
 
     def key(self, request: bytes) -> bytes:
@@ -100,11 +103,5 @@ class ChatRequest:
         return ChatRequest({**self.body, **overrides}) if overrides else self
 
 
-def has_media(messages: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a message holds anything but text."""
-    return any(
-        isinstance(part, Mapping) and part.get("type", "text") not in ("text", "input_text", "output_text")
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-    )
+def _not_capturable(field: str, why: str) -> Reject:
+    return Reject(400, "not_capturable", why, field)

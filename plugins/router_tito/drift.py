@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .errors import RenderError
-from .node import Message
 from .packed import Ids, first_difference
 from .render import RenderedPrompt, Renderer
 from .session_trace import Mismatch
@@ -42,7 +41,7 @@ def compare_anew(
 
     Both are cut at their control tokens. Slow: for a thread.
     """
-    messages = turn.prompt_messages
+    messages = turn.messages
     try:
         anew = renderer.render(messages, turn.render_context)
     except RenderError as error:
@@ -56,13 +55,13 @@ def compare_anew(
             (start for (start, mine), (_, other) in zip(ours[1:], theirs[1:], strict=False) if mine[:1] != other[:1]),
             min(len(prompt.ids), len(anew.ids)),
         )
-        kind = ASSISTANT_TEXT if _is_assistants(messages, prompt, position) else SPECIAL_TOKENS
+        kind = ASSISTANT_TEXT if _is_assistants(turn, prompt, position) else SPECIAL_TOKENS
         return [(kind, position, f"{len(ours) - 1} control tokens, anew {len(theirs) - 1}")]
     found = []
     for (start, mine), (_, other) in zip(ours, theirs, strict=True):
         if mine != other:
             position = start + first_difference(mine, other)
-            kind = ASSISTANT_TEXT if _is_assistants(messages, prompt, position) else ENVIRONMENT_TEXT
+            kind = ASSISTANT_TEXT if _is_assistants(turn, prompt, position) else ENVIRONMENT_TEXT
             found.append((kind, position, f"{len(mine)} tokens from {start} on, anew {len(other)}"))
     return found
 
@@ -78,7 +77,11 @@ def _stretches(ids: Ids, special: frozenset[int]) -> list[tuple[int, Ids]]:
     return [(start, ids[start:end]) for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
 
 
-def _is_assistants(messages: Sequence[Message], prompt: RenderedPrompt, position: int) -> bool:
+def _is_assistants(turn: PendingTurn, prompt: RenderedPrompt, position: int) -> bool:
     """Whether the token at ``position``, or the one before it where the prompt ends, is of an assistant's message."""
-    owner = prompt.message_indices[min(position, len(prompt.ids) - 1)]
-    return 0 <= owner < len(messages) and messages[owner]["role"] == "assistant"
+    position = min(position, len(prompt.ids) - 1)
+    if position >= prompt.labelled_from:
+        owner = prompt.message_indices[position - prompt.labelled_from]
+    else:
+        owner = next(at for at, node_id in enumerate(turn.path) if turn.graph.nodes[node_id].end > position)
+    return 0 <= owner < len(turn.keys) and turn.messages[owner]["role"] == "assistant"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from .canonical import has_media
 from .experts import RoutedRows
+from .lines import Line, Lines, make_line
 from .matcher import STRICT_MATCHER, MessageKey
-from .node import ROOT, MessageNode, RenderContext
-from .packed import Ids
+from .node import ROOT, Message, MessageNode, RenderContext
+from .packed import Ids, begins_with
 
 NODE_BYTES = 1800
 """What a node costs beside its arrays and its message's text (measured with tracemalloc, rounded up)."""
@@ -20,6 +23,20 @@ NODE_BYTES = 1800
 def request_key(keys: Iterable[MessageKey], context: bytes) -> bytes:
     """Key of a whole request: its messages in order, and what they are rendered with."""
     return blake2b(context + b"".join(key.hash for key in keys), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A request's place: keys of all its messages, the path of the stored prefix, the key of the whole.
+
+    Its first ``count`` messages are those of ``line``, one by one.
+    """
+
+    keys: tuple[MessageKey, ...]
+    path: tuple[int, ...]
+    request: bytes
+    line: Line | None
+    count: int
 
 
 class MessageGraph:
@@ -36,9 +53,18 @@ class MessageGraph:
         """Sampled nodes by request key, oldest first."""
         self.expert_shape: tuple[int, int] | None = None
         """(num_layers, top_k) of the routed experts, None as long as there are none."""
-        self.nbytes = 0
+        self.has_media = False
+        """Whether any message holds anything but text."""
+        self.lines = Lines()
+        self.node_bytes = 0
+        """Bytes of nodes and contexts."""
         self._edges: dict[tuple[int, bytes, bytes], list[int]] = {}
         self._roots: list[int] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.node_bytes + self.lines.nbytes
 
     def children(self, node_id: int) -> list[int]:
         """Ids of the nodes behind ``node_id``, of the first messages for ``ROOT``."""
@@ -50,6 +76,11 @@ class MessageGraph:
 
     def path(self, node_id: int) -> list[int]:
         """Node ids from the root to ``node_id``; empty for ``ROOT``."""
+        if node_id == ROOT:
+            return []
+        depth = self.nodes[node_id].depth
+        if line := self.lines.holding(node_id, depth):
+            return line.path[:depth]
         path = []
         while node_id != ROOT:
             path.append(node_id)
@@ -59,6 +90,8 @@ class MessageGraph:
 
     def token_ids(self, node_id: int) -> Ids:
         """All tokens of the trajectory up to and including ``node_id``; a new array."""
+        if node_id != ROOT and (line := self.lines.holding(node_id, self.nodes[node_id].depth)):
+            return line.ids[: self.nodes[node_id].end]
         ids: Ids = array("i")
         for on_path in self.path(node_id):
             ids += self.nodes[on_path].token_ids
@@ -69,13 +102,34 @@ class MessageGraph:
         for node in nodes:
             if node.context not in self.contexts:
                 self.contexts[node.context] = context
-                self.nbytes += len(json.dumps([context.tools, dict(context.template_kwargs)]))
+                self.node_bytes += len(json.dumps([context.tools, dict(context.template_kwargs)]))
             self.nodes.append(node)
-            self.nbytes += NODE_BYTES + 4 * len(node.token_ids) + 8 * len(node.logprobs) + len(json.dumps(node.message))
+            self.has_media = self.has_media or has_media(node.message)
+            self.node_bytes += NODE_BYTES + 4 * len(node.token_ids) + 8 * len(node.logprobs)
+            self.node_bytes += len(json.dumps(node.message))
             if node.turn is not None:
                 self.answers.setdefault(node.turn.request, []).append(node.node_id)
-            self._edges.setdefault((node.parent_id, node.key.hash, node.context), []).append(node.node_id)
+            twins = self._edges.setdefault((node.parent_id, node.key.hash, node.context), [])
+            twins.append(node.node_id)
+            if len(twins) > 1:
+                self.lines.twinned.update(twins)
             self.children(node.parent_id).append(node.node_id)
+
+    def keep_line(self, leaf: MessageNode, match: Match, sent: Sequence[Message]) -> None:
+        """Unroll the branch of a new leaf; ``sent`` are the messages of the request that it answers, as they came."""
+        path = [*self.path(leaf.parent_id), leaf.node_id]
+        known = match.line
+        if known is not None and known.goes_on(path) and len(known.ids) == self.nodes[known.path[-1]].end:
+            ids, done = known.ids, len(known.path)  # grown in place: nothing else goes on from there yet
+        else:
+            ids, done = self.token_ids(leaf.parent_id), len(path) - 1
+        for node_id in path[done:]:
+            ids += self.nodes[node_id].token_ids
+        messages = [*sent, leaf.message]
+        places = zip(messages[match.count :], path[match.count :], strict=True)
+        own = sum(len(json.dumps(form)) for form, node_id in places if form is not self.nodes[node_id].message)
+        keys = [*match.keys, leaf.key]
+        self.lines.put(make_line(leaf.context, path, messages, keys, ids, plain=match.count, own=own, known=known))
 
     def attach_experts(self, node_id: int, routed: RoutedRows) -> None:
         """Give the rows to the nodes on the path to ``node_id``; a row that is there already stays."""
@@ -86,17 +140,21 @@ class MessageGraph:
             if node.end <= routed.start:
                 return
             if node.start < end:
-                self.nbytes += node.experts.fill(routed.start - node.start, routed.rows, len(node.token_ids))
+                self.node_bytes += node.experts.fill(routed.start - node.start, routed.rows, len(node.token_ids))
             node_id = node.parent_id
 
     # -- searches ------------------------------------------------------------------------------------------------
 
     def match(
         self, messages: Sequence[Mapping[str, Any]], context: bytes, make_key: Callable[[Mapping[str, Any]], MessageKey]
-    ) -> tuple[list[MessageKey], list[int]]:
-        """Keys of all messages, and the path of the stored prefix to go on from."""
-        path = self._plain_prefix(messages, context)
-        keys = [self.nodes[node_id].key for node_id in path]
+    ) -> Match:
+        """Where a request stands: the path of the stored prefix to go on from, and what it was told by."""
+        line, count = self.lines.begun_by(messages, context)
+        if line is not None:
+            path, keys = line.path[:count], line.keys[:count]
+        else:
+            path = self._plain_prefix(messages, context)
+            keys = [self.nodes[node_id].key for node_id in path]
         frontier = [path[-1] if path else ROOT]
         ends: list[int] = []
         for message in messages[len(path) :]:
@@ -104,7 +162,9 @@ class MessageGraph:
             keys.append(key)
             frontier, done = self.advance(frontier, key, context, lambda _: True)
             ends += done
-        return keys, self.path(self._best_match(ends + frontier, messages))
+        path = self.path(self._best_match(ends + frontier, messages))
+        request = line.request_key(keys) if line is not None else request_key(keys, context)
+        return Match(tuple(keys), tuple(path), request, line, count)
 
     def _plain_prefix(self, messages: Iterable[Mapping[str, Any]], context: bytes) -> list[int]:
         """The path as long as there is one way to go and its message equals the next: most of a long history."""
@@ -168,10 +228,14 @@ class MessageGraph:
 
         return max(ends, key=rank)
 
-    def exact_path(self, path: Sequence[int], keys: Sequence[MessageKey], context: bytes, prompt: Ids) -> list[int]:
-        """Deepest path whose messages have ``keys`` and whose tokens begin ``prompt``; ``path`` is tried first."""
-        known = self.token_ids(path[-1]) if path else array("i")
-        if len(known) > len(prompt) or prompt[: len(known)] != known:
+    def exact_path(
+        self, path: Sequence[int], keys: Sequence[MessageKey], context: bytes, prompt: Ids, *, begun: int = 0
+    ) -> list[int]:
+        """Deepest path whose messages have ``keys`` and whose tokens begin ``prompt``; ``path`` is tried first.
+
+        The tokens of its first ``begun`` nodes are not compared: the caller copied them into the prompt.
+        """
+        if not self._begins(prompt, path, begun):
             path = ()
         frontier: list[int] = [path[-1] if path else ROOT]
         ends: list[int] = []
@@ -183,6 +247,13 @@ class MessageGraph:
             if not frontier:
                 break
         return self.path(max(ends + frontier, key=self._exact_rank))
+
+    def _begins(self, prompt: Ids, path: Sequence[int], begun: int) -> bool:
+        """Whether the tokens of the nodes behind the first ``begun`` ones stand where they belong in ``prompt``."""
+        if not begun:
+            return not path or begins_with(prompt, self.token_ids(path[-1]))
+        nodes = (self.nodes[node_id] for node_id in path[begun:])
+        return all(prompt[node.start : node.end] == node.token_ids for node in nodes)
 
     def anchor(self, node_id: int) -> MessageNode | None:
         """The nearest sampled node up to and including ``node_id``."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .canonical import is_plain
+from .canonical import is_plain_message
 from .errors import MessageError, TokenMismatchError, TurnRefusedError
 from .node import ROOT, How, Message, MessageNode, ModelTurnResult, TurnFacts
 from .packed import Ids, Logprobs, check_ids, first_difference, pack_ids, pack_logprobs
@@ -48,18 +48,22 @@ def check_result(result: ModelTurnResult) -> tuple[Ids, Ids, Logprobs]:
     return prompt, completion, pack_logprobs(result.logprobs, len(completion))
 
 
-def message_ends(indices: Sequence[int] | None, start: int, first: int, count: int, length: int) -> list[int]:
+def message_ends(
+    indices: Sequence[int] | None, start: int, first: int, count: int, length: int, labelled: int = 0
+) -> list[int]:
     """End positions of messages ``first`` to ``count - 1`` in a prompt of which ``start`` tokens are stored already.
 
     A token goes to the message it is labelled with; one without an owner, or of a message that is stored already, to
     the next message; what is left over at the end is the generation prompt. Without labels the first new message
-    takes all, and nothing is guessed about the rest. ``TurnRefusedError`` if the labels run backwards.
+    takes all, and nothing is guessed about the rest. The labels begin with token ``labelled``. ``TurnRefusedError`` if
+    they run backwards.
     """
     if indices is None:
         return [length] * (count - first)
-    if len(indices) != length:
-        raise TurnRefusedError("bad_indices", f"{len(indices)} message indices for {length} prompt tokens")
-    labels = np.asarray(indices[start:], dtype=np.int64)
+    if len(indices) != length - labelled or not 0 <= labelled <= start:
+        why = f"{len(indices)} message indices from {labelled} on for {length} prompt tokens, {start} of them stored"
+        raise TurnRefusedError("bad_indices", why)
+    labels = np.asarray(indices[start - labelled :], dtype=np.int64)
     positions = np.flatnonzero(labels >= first)
     owners = labels[positions]
     if owners.size and (bool((np.diff(owners) < 0).any()) or int(owners[-1]) >= count):
@@ -91,7 +95,7 @@ class _NodeBuilder:
             message=message,
             key=key,
             context=self._context,
-            is_plain=is_plain(message),
+            is_plain=is_plain_message(message),
             depth=parent.depth + 1 if parent else 1,
             start=parent.end if parent else 0,
             token_ids=token_ids,
@@ -114,12 +118,12 @@ def build_nodes(
     path = graph.exact_path(turn.path, turn.keys, turn.context, prompt)
     reused = graph.nodes[path[-1]].end if path else 0
     _check_reuse(graph, turn, result.reused_prefix_length, reused, prompt)
-    first, count = len(path), len(turn.messages)
-    ends = message_ends(result.prompt_message_indices, reused, first, count, len(prompt))
+    first, count = len(path), len(turn.keys)
+    ends = message_ends(result.prompt_message_indices, reused, first, count, len(prompt), result.labelled_from)
     builder = _NodeBuilder(graph, turn.context, path[-1] if path else ROOT)
     start = reused
-    for index, end in zip(range(first, count), ends, strict=True):
-        builder.add(turn.messages[index], turn.keys[index], prompt[start:end], sampled_start=end - start)
+    for message, key, end in zip(turn.messages_from(first), turn.keys[first:], ends, strict=True):
+        builder.add(message, key, prompt[start:end], sampled_start=end - start)
         start = end
     message, key = _read_answer(matcher, result)
     head = prompt[start:]

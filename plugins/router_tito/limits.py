@@ -1,7 +1,7 @@
 """The ends of a session that are no fault: clean stops in the form in which OpenAI says that a context is full.
 
-Agents know the code ``context_length_exceeded`` and the words "maximum context length", and finish their run on them
-instead of trying again.
+Agents finish their run on them instead of trying again, if they know them: LiteLLM (mini-swe-agent) by the words "this
+model's maximum context length is", LangChain by the code in the message, others by the field ``code``. All are there.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from .session_options import SessionOptions
 CODE = "context_length_exceeded"
 
 
-def stop(limit: str, message: str) -> Reject:
-    """The refusal; ``limit`` names the key or setting that ends the session."""
-    return Reject(400, CODE, f"{message} ({limit}). This is treated as the model's maximum context length.", limit)
+def stop(limit: str, what: str) -> Reject:
+    """The refusal, ``what`` of the session being used up; ``limit`` names the key or setting that ends it."""
+    as_if = f"This model's maximum context length is treated as reached ({CODE})."
+    return Reject(400, CODE, f"This session's {what} are used up ({limit}). {as_if}", limit)
 
 
 def check_turn(options: SessionOptions, *, turns: int, age_s: float) -> None:
     """Raise a stop if no further turn may begin."""
     if options.max_turns is not None and turns >= options.max_turns:
-        raise stop("max_turns", f"This session's {options.max_turns} turns are used up")
+        raise stop("max_turns", f"{options.max_turns} turns")
     if options.max_wall_clock_s is not None and age_s >= options.max_wall_clock_s:
-        raise stop("max_wall_clock_s", f"This session's {options.max_wall_clock_s:g} seconds are used up")
+        raise stop("max_wall_clock_s", f"{options.max_wall_clock_s:g} seconds")
 
 
 def check_prompt(options: SessionOptions, prompt_tokens: int) -> None:
@@ -34,7 +35,7 @@ def check_prompt(options: SessionOptions, prompt_tokens: int) -> None:
             400,
             CODE,
             f"This model's maximum context length is {limit} tokens (max_total_tokens of the session)."
-            f" However, your messages resulted in {prompt_tokens} tokens.",
+            f" However, your messages resulted in {prompt_tokens} tokens ({CODE}).",
             "max_total_tokens",
         )
 

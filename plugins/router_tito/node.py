@@ -35,7 +35,8 @@ class ModelTurnResult:
     """What one call brought back, ready to be committed.
 
     ``prompt_ids`` are the ids the engine was given, ``prompt_message_indices`` the message each belongs to
-    (``SCAFFOLD`` for none; None when the engine rendered the prompt), never decreasing among the owned ones.
+    (``SCAFFOLD`` for none; None when the engine rendered the prompt), never decreasing among the owned ones; they
+    begin with the id at ``labelled_from``, before which all is reused.
     ``reused_prefix_length`` first ids were copied from the trace; commit checks that. ``completion_ids`` and
     ``logprobs`` (nats) are equally long. ``weight_versions`` gives ``(version, start, end)`` over the completion
     when the weights changed under it.
@@ -47,6 +48,7 @@ class ModelTurnResult:
     message: Mapping[str, Any]
     finish_reason: str
     prompt_message_indices: Sequence[int] | None = None
+    labelled_from: int = 0
     reused_prefix_length: int = 0
     how: How = "render"
     routed_experts: RoutedRows | None = None
@@ -54,7 +56,7 @@ class ModelTurnResult:
     model: str = ""
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     weight_version: str | None = None
-    weight_versions: tuple[tuple[str, int, int], ...] = ()
+    weight_versions: tuple[tuple[str | None, int, int], ...] = ()
     cached_tokens: int | None = None
 
 
@@ -71,7 +73,7 @@ class TurnFacts:
     model: str = ""
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     weight_version: str | None = None
-    weight_versions: tuple[tuple[str, int, int], ...] = ()
+    weight_versions: tuple[tuple[str | None, int, int], ...] = ()
     cached_tokens: int | None = None
     experts_fault: str = ""
 

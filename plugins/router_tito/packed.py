@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
+import orjson
 
 from .errors import TraceError, TurnRefusedError
 
@@ -51,6 +52,21 @@ def pack_logprobs(logprobs: Sequence[float | None] | None, count: int) -> Logpro
     if packed and not bool(np.isfinite(np.frombuffer(packed, dtype=np.float64)).all()):
         raise TurnRefusedError("logprobs_missing", "a sampled token's logprob is not a finite number")
     return packed
+
+
+def ids_json(ids: Sequence[int]) -> bytes:
+    """A JSON list of the ids, as orjson and pydantic write it."""
+    if isinstance(ids, array):
+        return orjson.dumps(np.frombuffer(ids, np.int32), option=orjson.OPT_SERIALIZE_NUMPY)  # five times faster
+    return orjson.dumps(list(ids))
+
+
+def begins_with(ids: Ids, beginning: Ids) -> bool:
+    """Whether ``ids`` begin with all of ``beginning``."""
+    count = len(beginning)
+    if count > len(ids):
+        return False
+    return not count or np.array_equal(np.frombuffer(ids, np.int32, count), np.frombuffer(beginning, np.int32))
 
 
 def first_difference(left: Ids, right: Ids) -> int:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from .bridge import Bridge, NoBridgeError, Segments
+from .bridge import Bridge, NoBridgeError, Segments, Tail
 from .errors import RenderError, UnrenderableError
 from .node import How, Message, RenderContext
 from .packed import Ids
@@ -30,7 +30,7 @@ NO_CONTEXT = RenderContext((), {})
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """Ids to generate from. ``message_indices`` is as ``ModelTurnResult`` wants it.
+    """Ids to generate from. ``message_indices`` and ``labelled_from`` are as ``ModelTurnResult`` wants them.
 
     The first ``reused_prefix_length`` ids are copied from the trace or found equal to it. ``no_bridge`` says in one
     word why the prompt was rendered whole, "" if it was not.
@@ -42,6 +42,7 @@ class RenderedPrompt:
     how: How
     anchor_node_id: int | None = None
     no_bridge: str = ""
+    labelled_from: int = 0
 
 
 class Renderer:
@@ -68,21 +69,18 @@ class Renderer:
 
     def render_turn(self, turn: PendingTurn) -> RenderedPrompt:
         """Ids of this turn's prompt. ``RenderError`` if its messages cannot become ids (its subclasses say why)."""
-        anchor = turn.bridge_anchor()
+        anchor = turn.anchor
         if anchor is None:
             return self._render_whole(turn, "no_anchor")
         try:
-            bridged = self.bridge(*anchor, turn.bridge_tail, turn.render_context)
+            rest = self._continue(anchor.sampled_ids, turn.bridge_tail, turn.render_context)
         except NoBridgeError as error:
             return self._render_whole(turn, str(error))
-        anchor_node = turn.graph.nodes[turn.path[-1]].anchor_id
-        first = turn.graph.nodes[anchor_node].depth
-        indices: Ids = array("i")
-        for index, node_id in enumerate(turn.graph.path(anchor_node)):
-            indices += array("i", [index]) * len(turn.graph.nodes[node_id].token_ids)
-        indices.extend(index + first if index >= 0 else index for index in bridged.message_indices)
-        path = turn.exact_path(bridged.ids)
-        return RenderedPrompt(bridged.ids, indices, turn.graph.nodes[path[-1]].end, "bridge", anchor_node)
+        ids = turn.graph.token_ids(anchor.node_id)
+        ids += rest.ids
+        indices = array("i", [index + anchor.depth if index >= 0 else index for index in rest.message_indices])
+        reused = turn.graph.nodes[turn.exact_path(ids, begun=anchor.depth)[-1]].end
+        return RenderedPrompt(ids, indices, reused, "bridge", anchor.node_id, labelled_from=anchor.end)
 
     def bridge(
         self,
@@ -93,9 +91,16 @@ class Renderer:
     ) -> RenderedPrompt:
         """``prompt_ids + completion_ids`` continued by the tail and a generation prompt; ``NoBridgeError`` if unsafe.
 
-        ``message_indices`` are those of the tail's tokens only. A close the model sampled is not written twice; one it
+        ``message_indices`` are those of the tail's tokens. A close the model sampled is not written twice; one it
         did not sample, because it was cut off, is written and belongs to the context.
         """
+        rest = self._continue(completion_ids, tail, context)
+        ids = array("i", prompt_ids) + array("i", completion_ids)
+        reused = len(ids)
+        return RenderedPrompt(ids + rest.ids, rest.message_indices, reused, "bridge", labelled_from=reused)
+
+    def _continue(self, completion_ids: Ids, tail: Sequence[Message], context: RenderContext) -> Tail:
+        """What comes behind an answer; ``NoBridgeError`` if unsafe."""
         if not completion_ids:
             raise NoBridgeError("empty_completion")
         if self.thinking == "template" or (self.thinking == "tool_cycle" and any(m["role"] == "user" for m in tail)):
@@ -111,9 +116,7 @@ class Renderer:
         except RenderError as error:
             raise NoBridgeError("template_refused") from error
         skipped = 1 if rest.ids and rest.ids[0] == completion_ids[-1] else 0
-        ids = array("i", prompt_ids) + array("i", completion_ids)
-        reused = len(ids)
-        return RenderedPrompt(ids + rest.ids[skipped:], rest.message_indices[skipped:], reused, "bridge")
+        return Tail(rest.ids[skipped:], rest.message_indices[skipped:])
 
     def render(self, messages: Sequence[Message], context: RenderContext = NO_CONTEXT) -> RenderedPrompt:
         """The whole conversation and a generation prompt, by the template alone."""
@@ -121,7 +124,7 @@ class Renderer:
         return RenderedPrompt(ids, self._label(messages, text, ids, context, 0), 0, "render")
 
     def _render_whole(self, turn: PendingTurn, no_bridge: str) -> RenderedPrompt:
-        messages, context = turn.prompt_messages, turn.render_context
+        messages, context = turn.messages, turn.render_context
         text, ids = self._encode(messages, context)
         path = turn.exact_path(ids)
         indices = self._label(messages, text, ids, context, len(path))

@@ -87,7 +87,7 @@ class RendererSource:
                 await clock.sleep(LOADING_S)
         self.fault = None
         self.report = await rendering.door.run(self_test, rendering.renderer)
-        if not self.report.is_bridgeable or self.report.lost_roles:
+        if not self.report.is_bridgeable or self.report.lost_roles or not self.report.renders_tool_calls:
             log.warning("the chat template is of limited use: %s", self.report.to_dict())
 
 

@@ -62,6 +62,7 @@ def turn_result(
         message={key: value for key, value in reading.message.items() if value is not None},
         finish_reason=reading.finish_reason,
         prompt_message_indices=rendered.message_indices if rendered is not None and is_ours else None,
+        labelled_from=rendered.labelled_from if rendered is not None and is_ours else 0,
         reused_prefix_length=rendered.reused_prefix_length if rendered is not None and is_ours else 0,
         how=rendered.how if rendered is not None and is_ours else "render",
         routed_experts=experts,

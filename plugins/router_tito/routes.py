@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from .capture import Capture
 from .engines import ENGINES
+from .exporters import ENCODINGS, PICKERS, composer_names
 from .matcher import BUILT_IN
 from .session_options import KEYS
 from .settings import TitoSettings
@@ -35,6 +36,12 @@ class CapabilityRoutes:
             "mode": settings.mode,
             "modes": {mode: sorted(kinds) for mode, kinds in ENGINES.items()},
             "session_keys": list(KEYS),
+            "samples": {
+                "formats": list(composer_names()),
+                "pickers": list(PICKERS),
+                "encodings": list(ENCODINGS),
+                "auxiliary_rules": list(self._settings.auxiliary_rules),
+            },
             "matchers": {"active": settings.matchers, "built_in": list(BUILT_IN)},
             "thinking": settings.thinking,
             "retry": settings.retry,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .canonical import is_plain
+from .canonical import is_plain_message
 from .errors import MessageError, TraceError
 from .experts import DTYPES, NodeRows
 from .graph import MessageGraph, request_key
@@ -116,7 +116,7 @@ def _load_node(graph: MessageGraph, matcher: Matcher, entry: Mapping[str, Any], 
         message=message,
         key=matcher.key(message),
         context=context,
-        is_plain=is_plain(message),
+        is_plain=is_plain_message(message),
         depth=parent.depth + 1 if parent else 1,
         start=parent.end if parent else 0,
         token_ids=token_ids,
@@ -154,5 +154,5 @@ def _load_rows(graph: MessageGraph, node: MessageNode, entries: list[Mapping[str
         shape = graph.expert_shape = graph.expert_shape or rows.shape[1:]
         if rows.ndim != 3 or rows.shape[1:] != shape or not 0 <= entry["offset"] <= len(node.token_ids) - len(rows):
             raise TraceError(f"node {node.node_id} of the dump has routed experts of shape {rows.shape}")
-        graph.nbytes += stored.fill(entry["offset"], rows, len(node.token_ids))
+        graph.node_bytes += stored.fill(entry["offset"], rows, len(node.token_ids))
     return stored

@@ -14,6 +14,7 @@ STRUCTURE = frozenset(
         *("messages", "tools", "chat_template_kwargs", "model", "stream", "stream_options", "n", "best_of"),
         *("logprobs", "top_logprobs", "input_ids", "kv_transfer_params", "return_token_ids", "cache_salt"),
         *("return_input_ids_in_sglext", "return_output_ids_in_sglext", "return_routed_experts"),
+        *("use_beam_search", "continue_final_message", "add_generation_prompt", "echo", "chat_template", "documents"),
     }
 )
 """Keys of a chat body that are no sampling parameters."""

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from .canonical import is_plain_message
 from .errors import MessageError, TraceError, TurnRefusedError
-from .graph import MessageGraph, request_key
+from .graph import MessageGraph
 from .intake import build_nodes, is_repeat
 from .matcher import ContextHashes, Matcher
 from .node import ROOT, CommitResult, MessageNode, ModelTurnResult, RenderContext, UntrainableTurn
@@ -61,18 +62,21 @@ class Trace:
         if not messages:
             raise MessageError("a turn has no messages")
         context = self._context_hashes.get(tools, template_kwargs)
-        keys, path = self.graph.match(messages, context, self.matcher.key)
-        stored = [self.graph.nodes[node_id].message for node_id in path]
+        match = self.graph.match(messages, context, self.matcher.key)
+        known = match.line.sent[: match.count] if match.line is not None else []
+        stored = [self.graph.nodes[node_id].message for node_id in match.path[len(known) :]]
+        tail = tuple(deepcopy(dict(message)) for message in messages[len(match.path) :])
+        again = zip(stored, messages[len(known) : len(match.path)], strict=True)
+        sent = [mine if mine == theirs and is_plain_message(mine) else deepcopy(dict(theirs)) for mine, theirs in again]
         turn = PendingTurn(
             graph=self.graph,
             turn_id=self.next_turn_id,
-            messages=(*stored, *(deepcopy(dict(message)) for message in messages[len(path) :])),
-            keys=tuple(keys),
+            match=match,
+            tail=tail,
+            sent=[*known, *sent, *tail],
             context=context,
             render_context=self.graph.contexts.get(context)
             or RenderContext(tuple(deepcopy(list(tools or ()))), deepcopy(dict(template_kwargs or {}))),
-            request=request_key(keys, context),
-            path=tuple(path),
         )
         self.next_turn_id += 1
         return turn
@@ -95,6 +99,7 @@ class Trace:
         repeated = self._find_repeat(nodes)
         if repeated is None:
             self.graph.append(nodes, turn.render_context)
+            self.graph.keep_line(nodes[-1], turn.match, turn.sent)
         leaf = repeated or nodes[-1]
         facts = nodes[-1].turn
         if facts is None:

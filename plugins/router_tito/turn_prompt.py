@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from router_core import Exchange, Reject
 
-from .chat_request import ChatRequest, has_media
+from .canonical import has_media
+from .chat_request import ChatRequest
 from .drift import classify_drift, compare_anew, to_mismatches
 from .engines import RENDERED_ELSEWHERE
 from .errors import TemplateRefusedError, UnrenderableError
@@ -66,7 +67,8 @@ class TurnPrompt:
         """Find the ids. Raises Reject where the messages cannot be rendered, or leave no room for an answer."""
         path = self._pending.path
         self._check_room(self._pending.graph.nodes[path[-1]].end if path else 0)
-        if why := self._chat.renders_itself or ("media" if has_media(self._chat.messages) else ""):
+        messages = self._chat.messages if self._pending.graph.has_media else self._pending.tail
+        if why := self._chat.renders_itself or ("media" if any(map(has_media, messages)) else ""):
             self._observe(why)
         elif self.mode in RENDERED_ELSEWHERE:
             await self._render_for_comparison()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from router_core import Reject, Worker, checked_version, read_json, update_workers
+from router_weight_version.eligibility import Eligibility
+from router_weight_version.settings import WeightVersionSettings
 from router_weight_version.version import parse_version
-
-if TYPE_CHECKING:
-    from router_weight_version.plugin import WeightVersion
 
 PREFIXES = ("/routing", "/routing_loop")
 MAX_LISTED = 1000
@@ -24,8 +23,9 @@ TARGET_KEYS = ("worker_id", "worker_ids")
 class VersionRoutes:
     """The routes of one plugin instance."""
 
-    def __init__(self, plugin: WeightVersion) -> None:
-        self._plugin = plugin
+    def __init__(self, eligibility: Eligibility, settings: WeightVersionSettings) -> None:
+        self._eligibility = eligibility
+        self._settings = settings
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -40,14 +40,14 @@ class VersionRoutes:
     # ---------------------------------------------------------------------------------------------------------- pausing
     async def pause(self, request: Request) -> Response:
         """``?wait=true&timeout=S&ttl=S&worker_id=...``, or the same keys in a JSON object."""
-        settings = self._plugin.settings
+        settings = self._settings
         given = await _given(request, ("wait", "timeout", "ttl", *TARGET_KEYS))
         waits = _flag(given, "wait")
         timeout_s = _seconds(given, "timeout", settings.pause_wait_s, math.inf)
         ttl_s = _seconds(given, "ttl", settings.pause_ttl_s, settings.max_pause_ttl_s)
         workers = self._targets(given)
-        dispatch = self._plugin.dispatch
-        epoch = dispatch.pause(workers, self._plugin.router.clock.now() + ttl_s)
+        dispatch = self._eligibility.dispatch
+        epoch = dispatch.pause(workers, self._eligibility.router.clock.now() + ttl_s)
         left = await dispatch.wait_handed_over(timeout_s if waits else 0.0)
         told = {
             "status": "paused",
@@ -56,20 +56,20 @@ class VersionRoutes:
             "on_the_way": left,
             "ttl_s": ttl_s,
             "workers": [worker.id for worker in workers] or "all",
-            "held": len(self._plugin.router.holds),
-            "inflight": sum(worker.inflight for worker in self._plugin.router.workers),
+            "held": len(self._eligibility.router.holds),
+            "inflight": sum(worker.inflight for worker in self._eligibility.router.workers),
         }
         return JSONResponse(told, 202 if waits and left else 200)
 
     async def resume(self, request: Request) -> Response:
         workers = self._targets(await _given(request, TARGET_KEYS))
-        was_paused = self._plugin.dispatch.resume(workers)
+        was_paused = self._eligibility.dispatch.resume(workers)
         told = {
-            "status": "paused" if self._plugin.dispatch.pauses.is_paused(None) else "running",
+            "status": "paused" if self._eligibility.dispatch.pauses.is_paused(None) else "running",
             "was_paused": was_paused,
-            "epoch": self._plugin.dispatch.pauses.epoch,
+            "epoch": self._eligibility.dispatch.pauses.epoch,
             "workers": [worker.id for worker in workers] or "all",
-            "held": len(self._plugin.router.holds),
+            "held": len(self._eligibility.router.holds),
         }
         return JSONResponse(told)
 
@@ -77,7 +77,7 @@ class VersionRoutes:
         names = [*given.get("worker_id", ()), *given.get("worker_ids", ())]
         workers: dict[Worker, None] = {}
         for name in names:
-            found = self._plugin.router.workers.find(name) if isinstance(name, str) else []
+            found = self._eligibility.router.workers.find(name) if isinstance(name, str) else []
             if not found:
                 raise Reject(404, "unknown_worker", f"there is no worker {name!r}", "worker_id")
             workers.update(dict.fromkeys(found))
@@ -86,10 +86,10 @@ class VersionRoutes:
     # ---------------------------------------------------------------------------------------------------------- looking
     async def status(self, request: Request) -> Response:
         """What is paused, who waits (``?limit=`` of them are listed), and every worker's version."""
-        plugin, router = self._plugin, self._plugin.router
+        router, dispatch = self._eligibility.router, self._eligibility.dispatch
         limit = _count(request, "limit", 100, MAX_LISTED)
-        now, holds, pauses = router.clock.now(), router.holds, plugin.dispatch.pauses
-        until, newest = pauses.until(None), plugin.newest()
+        now, holds, pauses = router.clock.now(), router.holds, dispatch.pauses
+        until, newest = pauses.until(None), self._eligibility.newest()
         queue = [
             {
                 "exchange": held.exchange.id,
@@ -114,7 +114,7 @@ class VersionRoutes:
         return JSONResponse(told)
 
     def _describe(self, worker: Worker, now: float) -> dict[str, Any]:
-        until = self._plugin.dispatch.pauses.until(worker)
+        until = self._eligibility.dispatch.pauses.until(worker)
         return {
             "worker_id": worker.id,
             "url": worker.url,
@@ -124,7 +124,7 @@ class VersionRoutes:
             "ends_in_s": None if until is None else round(until - now, 3),
             "weight_version": worker.weight_version,
             "pending_weight_version": worker.pending_weight_version,
-            "is_version_confirmed": self._plugin.versions.is_confirmed(worker),
+            "is_version_confirmed": self._eligibility.versions.is_confirmed(worker),
             "inflight": worker.inflight,
         }
 
@@ -134,13 +134,12 @@ class VersionRoutes:
         tag = None if text is None else parse_version(text)
         if text is not None and tag is None:
             raise Reject(400, "bad_version_tag", f"?version_tag= must be a number, not {text[:64]!r}", "version_tag")
-        plugin = self._plugin
-        max_staleness = plugin.settings.max_staleness
+        eligibility, max_staleness = self._eligibility, self._settings.max_staleness
         fits, out = [], {}
-        for worker in plugin.router.workers:
+        for worker in eligibility.router.workers:
             reason = f"{worker.state}: {worker.reason}" if worker.reason else str(worker.state)
             if worker.is_ready:
-                found = plugin.why_out(worker, tag, plugin.newest(), max_staleness)
+                found = eligibility.why_out(worker, tag, eligibility.newest(), max_staleness)
                 reason = found[0] if found is not None else ""
             if reason:
                 out[worker.url] = reason
@@ -156,18 +155,18 @@ class VersionRoutes:
         oldest = parse_version(str(texts[-1])) if texts else None
         if oldest is None:
             raise Reject(400, "bad_value", "older_than must be a weight version: a decimal number", "older_than")
-        drained = self._plugin.drain(oldest, with_untagged=_flag(given, "untagged"))
-        return JSONResponse({"drained": len(drained), "held": len(self._plugin.router.holds) - len(drained)})
+        drained = self._eligibility.drain(oldest, with_untagged=_flag(given, "untagged"))
+        return JSONResponse({"drained": len(drained), "held": len(self._eligibility.router.holds) - len(drained)})
 
     # ---------------------------------------------------------------------------------------------------------- stating
     async def update(self, request: Request) -> Response:
         """``[{"worker_id", "dp_rank"?, "weight_version"?, "pending_weight_version"?}]``; running requests go on."""
-        plugin = self._plugin
+        eligibility = self._eligibility
 
         def apply(worker: Worker, stated: tuple[str | None, str | None]) -> None:
-            plugin.versions.state(worker, *stated)
+            eligibility.versions.state(worker, *stated)
 
-        status, told = update_workers(await read_json(request), plugin.router.workers, _checked_versions, apply)
+        status, told = update_workers(await read_json(request), eligibility.router.workers, _checked_versions, apply)
         return JSONResponse(told, status)
 
 

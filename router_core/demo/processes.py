@@ -13,17 +13,18 @@ from pathlib import Path
 
 from router_core.demo.failure import DemoFailure
 
-START_S = 20.0
+START_S = 60.0
 STOP_S = 5.0
 POLL_S = 0.02
 
 
 class Process:
-    """One ``router-core`` command that serves: an engine or the router. ``url`` is known once it is ready."""
+    """One command that serves: an engine or the router, ``python -m module``. ``url`` is known once it is ready."""
 
-    def __init__(self, name: str, directory: Path, *arguments: str, port: int = 0) -> None:
+    def __init__(self, name: str, directory: Path, *arguments: str, port: int = 0, module: str = "router_core") -> None:
         self.name = name
         self.url = ""
+        self._module = module
         self._port = port
         self._arguments = arguments
         self._ready_file = directory / f"{name}.ready"
@@ -37,7 +38,7 @@ class Process:
     def start(self, *more_arguments: str) -> None:
         """Starts it; without a port of its own on a free one, and on the same one again later."""
         self._ready_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "router_core", *self._arguments, *more_arguments]
+        command = [sys.executable, "-m", self._module, *self._arguments, *more_arguments]
         command += ["--port", str(self._port), "--ready-file", str(self._ready_file)]
         environment = {key: value for key, value in os.environ.items() if not key.upper().startswith("ROUTER__")}
         with self._log.open("wb") as log:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 
 import aiohttp
 
+from router_core.demo.cast import Cast, Rollout, TurnFailed
 from router_core.demo.failure import DemoFailure
-from router_core.demo.printing import HEAD, LEGEND, PROMISE, Stopwatch, example, turn_line
+from router_core.demo.printing import Stopwatch, example
 from router_core.demo.processes import Process
-from router_core.demo.rollout import Rollout, TurnFailed, tokenized_questions
 from router_core.demo.tally import Tally
 
 CONFIG = """\
@@ -22,13 +21,8 @@ CONFIG = """\
 interval_s = 0.2
 max_interval_s = 0.2
 """
-STEP_DELAY_S = "0.01"
-"""Seconds each token takes at least, so that turns are under way when the worker is killed."""
 AT_ONCE = 3
 """Rollouts that run at the same time."""
-MORE_TURNS = 5
-"""Turns that are served between one event and the next."""
-DEADLINE_S = 20.0
 POLL_S = 0.02
 RETRY_S = 0.1
 
@@ -36,25 +30,24 @@ RETRY_S = 0.1
 class Story:
     """Two engines, the router in front, three rollouts, and what is made to happen to them."""
 
-    def __init__(self, directory: Path, client: aiohttp.ClientSession, port: int) -> None:
+    def __init__(self, directory: Path, client: aiohttp.ClientSession, port: int, cast: Cast) -> None:
         config = directory / "plugins.toml"
         config.write_text(CONFIG, encoding="utf-8")
-        engine = ("engine", "--step-delay-s", STEP_DELAY_S)
-        self._workers = [Process(f"worker {letter}", directory, *engine) for letter in "AB"]
+        self._workers = [cast.worker(f"worker {letter}", directory) for letter in "AB"]
         self._router = Process("router", directory, "serve", "--config", str(config), port=port)
         self.processes = [self._router, *self._workers]
         self._client = client
-        watch = Stopwatch()
-        self._say, self._mark = watch.say, watch.mark
+        self._cast = cast
+        self._watch = Stopwatch()
+        self._say, self._mark = self._watch.say, self._watch.mark
         self._tally = Tally()
-        self._questions: list[list[int]] = []
         self._rollouts: list[Rollout] = []
         self._is_over = False
 
     async def start(self) -> None:
         """Starts the engines, and then the router in front of them."""
-        self._say("Two engines start. Their model is tiny and random: its words mean nothing, its numbers are true.")
-        print(PROMISE, flush=True)
+        self._say(self._cast.introduction)
+        print(self._cast.promise, flush=True)
         for worker in self._workers:
             worker.start()
         for worker in self._workers:
@@ -66,9 +59,9 @@ class Story:
 
     async def play(self) -> None:
         """Runs the rollouts while a worker ends and returns. Raises DemoFailure when anything is not as promised."""
-        self._questions = await tokenized_questions(self._client, self._router.url)
-        self._say("Three rollouts at once, each a session. A turn sends all ids so far; every second one is streamed.")
-        print(LEGEND, HEAD, sep="\n", flush=True)
+        await self._cast.begin(self._router.url, self._workers, self._watch)
+        self._say(f"Three rollouts at once, each a session. {self._cast.rollouts}")
+        print(self._cast.legend, flush=True)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(AT_ONCE):
@@ -76,14 +69,13 @@ class Story:
                 group.create_task(self._direct())
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        asked = itertools.cycle(worker.url for worker in self._workers)
-        await asyncio.gather(*(rollout.compare_with(next(asked)) for rollout in self._rollouts[-AT_ONCE:]))
-        self._say("The newest turns, sent to a worker directly: the same tokens and experts.")
+        await self._cast.end(self._workers, self._rollouts[-AT_ONCE:], self._watch)
         self._sum_up()
 
     async def keep(self) -> None:
         """Leaves all serving until somebody interrupts it."""
-        print(example(self._router.url, [worker.url for worker in self._workers]), flush=True)
+        workers = [worker.url for worker in self._workers]
+        print(example(self._router.url, workers, self._cast.example(self._router.url)), flush=True)
         while True:
             for process in self.processes:
                 process.check()
@@ -93,7 +85,7 @@ class Story:
     async def _run(self) -> None:
         """One rollout after another."""
         while not self._is_over:
-            rollout = Rollout(len(self._rollouts) + 1, self._client, self._router.url, self._questions)
+            rollout = self._cast.rollout(len(self._rollouts) + 1)
             self._rollouts.append(rollout)
             while not rollout.is_done and not self._is_over:
                 await self._turn(rollout)
@@ -111,7 +103,7 @@ class Story:
         else:
             worker = self._name_of(turn.worker_url)
             self._tally.answered(worker, turn)
-            self._say(turn_line(what, worker, turn))
+            self._say(turn.line(what, worker))
 
     def _name_of(self, worker_url: str | None) -> str:
         return next((worker.name for worker in self._workers if worker.url == worker_url), "nobody")
@@ -134,20 +126,22 @@ class Story:
         await self._until_worker_is(worker, "ready")
         self._mark(f"GET /workers: {worker.name} is ready again")
         served = self._tally.turns[worker.name]
-        await _until(lambda: self._tally.turns[worker.name] > served, f"{worker.name} serves a turn again")
+        await self._until(lambda: self._tally.turns[worker.name] > served, f"{worker.name} serves a turn again")
         await self._more_turns()
         self._is_over = True
 
     async def _more_turns(self) -> None:
-        goal = self._tally.turns.total() + MORE_TURNS
-        await _until(lambda: self._tally.turns.total() >= goal, f"{MORE_TURNS} more turns are served")
+        goal = self._tally.turns.total() + self._cast.more_turns
+        await self._until(lambda: self._tally.turns.total() >= goal, f"{self._cast.more_turns} more turns are served")
 
     async def _until_worker_is(self, worker: Process, status: str) -> str:
         """Waits until ``GET /workers`` shows this status; returns the reason that stands beside it."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + self._cast.deadline_s
         while (told := await self._told_of(worker))["status"] != status:
             if time.monotonic() > deadline:
-                raise DemoFailure(f"{worker.name} is not {status} after {DEADLINE_S:g} s, but {told['status']}")
+                raise DemoFailure(
+                    f"{worker.name} is not {status} after {self._cast.deadline_s:g} s, but {told['status']}"
+                )
             await asyncio.sleep(POLL_S)
         return str(told["reason"])
 
@@ -160,15 +154,12 @@ class Story:
         tally = self._tally
         served = ", ".join(f"{worker.name} {tally.turns[worker.name]}" for worker in self._workers)
         self._say(f"{tally.turns.total()} turns with {tally.tokens} sampled tokens were served: {served}.")
-        self._say(
-            f"{tally.failed} turns failed when the worker was killed and were asked again; 0 after its quarantine."
-        )
+        self._say(f"Turns that failed when the worker was killed and were asked again: {tally.failed}; later: 0.")
         self._say("All as promised.")
 
-
-async def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise DemoFailure(f"not within {DEADLINE_S:g} s: {what}")
-        await asyncio.sleep(POLL_S)
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + self._cast.deadline_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise DemoFailure(f"not within {self._cast.deadline_s:g} s: {what}")
+            await asyncio.sleep(POLL_S)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+from router_core.demo.cast import Turn
 from router_core.demo.failure import DemoFailure
-from router_core.demo.rollout import Turn
 
 
 class Tally:

@@ -89,12 +89,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-routed-experts", dest="routed_experts", action="store_false", help="never tell which experts were chosen")
     add("--no-reasoning-parser", dest="reasoning_parser", action="store_false", help="leave thinking in the content")
     add("--no-tool-call-parser", dest="tool_call_parser", action="store_false", help="leave tool calls in the content")
+    add("--print-tokenizer", action=_PrintTokenizer, nargs=0, help="print the directory of its tokenizer, and end")
     add(
         "--ready-file",
         type=Path,
         metavar="FILE",
         help="write one JSON line with host, port, url and pid there once it listens",
     )
+
+
+class _PrintTokenizer(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
+        from router_core.reference_engine.tokenizer import ASSETS
+
+        print(ASSETS)
+        parser.exit()
 
 
 def options_from(arguments: argparse.Namespace) -> EngineOptions:

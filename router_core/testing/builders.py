@@ -31,18 +31,9 @@ class _Body:
         yield self.whole
 
 
-class _Services:
-    """Settings of one plugin, and nobody to run background work."""
-
-    def __init__(self, settings: Any) -> None:
-        self._settings = settings
-
-    def settings_of(self, plugin: object) -> Any:
-        return self._settings
-
-    def spawn(self, work: Any, *, name: str) -> object:
-        work.close()
-        raise RuntimeError(f"{name!r} is not started: a built exchange runs nowhere; use a running_router")
+def _spawn(work: Any, *, name: str) -> object:
+    work.close()
+    raise RuntimeError(f"{name!r} is not started: a built exchange runs nowhere; use a running_router")
 
 
 def build_exchange(
@@ -71,7 +62,7 @@ def build_exchange(
     exchange.session = session
     exchange.session_id = session.id if session is not None else session_id
     exchange.identity = identity or Identity()
-    exchange.serve_by(_Services(settings))
+    exchange.serve_by(lambda plugin: settings, _spawn)
     return exchange
 
 

@@ -6,22 +6,25 @@ a hook's contract says so.
 
 from router_core.types.answer import MAX_COLLECTED_BYTES, Answer
 from router_core.types.attempt import Attempt, Outcome, OutcomeKind
-from router_core.types.exchange import Decision, Exchange, ExchangeServices, Identity, Session
+from router_core.types.continued import KEPT_VERSION, TOKEN_FORM, InTokens, TokenForm
+from router_core.types.exchange import Decision, Exchange, Identity, Session
 from router_core.types.experts import ROUTED_EXPERTS, RoutedExperts
 from router_core.types.request import BodySource, Request
 from router_core.types.state import State, StateKey
 from router_core.types.worker import Scores, Worker, WorkerState
 
 __all__ = [
+    "KEPT_VERSION",
     "MAX_COLLECTED_BYTES",
     "ROUTED_EXPERTS",
+    "TOKEN_FORM",
     "Answer",
     "Attempt",
     "BodySource",
     "Decision",
     "Exchange",
-    "ExchangeServices",
     "Identity",
+    "InTokens",
     "Outcome",
     "OutcomeKind",
     "Request",
@@ -30,6 +33,7 @@ __all__ = [
     "Session",
     "State",
     "StateKey",
+    "TokenForm",
     "Worker",
     "WorkerState",
 ]

@@ -75,6 +75,14 @@ class Answer:
         """The whole body, if it is in memory; else None."""
         return self._body
 
+    def arrived_body(self) -> bytes | None:
+        """The whole body, if every byte of it is here by now; else None, and the chunks are as they were."""
+        if self._body is None:
+            take = getattr(self._chunks, "take_whole", None)
+            if take is not None and (body := take()) is not None:
+                self._body, self._chunks = body, None
+        return self._body
+
     async def body(self, max_bytes: int = MAX_COLLECTED_BYTES) -> bytes:
         """Reads the stream to its end and keeps it.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from router_core.errors import PluginError, RouterError
 from router_core.types.request import Request
 from router_core.types.worker import Worker
 
@@ -97,9 +98,15 @@ class Attempt:
 
     # for the core
     def begin_sending(self) -> None:
-        """The first byte is about to be written. Raises what a check raises."""
+        """The first byte is about to be written. Raises AttemptWithdrawn, and PluginError for a check that fails."""
         for check in self._checks:
-            check()
+            try:
+                check()
+            except RouterError:
+                raise
+            except Exception as error:
+                name = getattr(check, "__qualname__", repr(check))
+                raise PluginError(name, "before_send", f"{type(error).__name__}: {error}") from error
         self.request_sent = True
 
     def hand_over(self) -> None:

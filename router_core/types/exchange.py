@@ -67,6 +67,11 @@ class Identity:
     version_tag: str | None = None
     """The oldest weight version that may serve it."""
 
+    @property
+    def is_text(self) -> bool:
+        """Whether every field is None or a text: other plugins rely on that."""
+        return all(part is None or isinstance(part, str) for part in (self.group, self.trajectory, self.version_tag))
+
     def completed_by(self, other: Identity) -> Identity:
         """This identity, with what it does not know taken from another one."""
         return Identity(
@@ -89,12 +94,10 @@ class Decision:
     """Where nobody was chosen: workers that are out for now, and why; the exchange is held until one may take it."""
 
 
-class ExchangeServices(Protocol):
-    """What the core does for an exchange on behalf of plugins."""
+class Spawn(Protocol):
+    """Starts work in the background."""
 
-    def settings_of(self, plugin: object) -> Any: ...
-
-    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> object: ...
+    def __call__(self, work: Coroutine[Any, Any, Any], *, name: str) -> object: ...
 
 
 class Exchange:
@@ -104,7 +107,8 @@ class Exchange:
         "_interrupt",
         "_on_abort",
         "_pending",
-        "_services",
+        "_settings_of",
+        "_spawn",
         "abort_was_asked",
         "attempts",
         "client_host",
@@ -167,7 +171,8 @@ class Exchange:
         """Profile and plugins that the request's own headers asked for."""
         self.outliving: asyncio.Task[Any] | None = None
         """What `outlive_client` started."""
-        self._services: ExchangeServices | None = None
+        self._settings_of: Callable[[object], Any] | None = None
+        self._spawn: Spawn | None = None
         self._interrupt: Callable[[], object] | None = None
         self._on_abort: Callable[[], object] | None = None
         self._pending: RouterError | None = None
@@ -192,16 +197,16 @@ class Exchange:
 
     def settings(self, plugin: object) -> Any:
         """The plugin's own settings as they hold for this exchange."""
-        if self._services is None:
+        if self._settings_of is None:
             raise RuntimeError("an exchange has settings once its plan is known")
-        return self._services.settings_of(plugin)
+        return self._settings_of(plugin)
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str = "exchange work") -> None:
         """Runs longer work after or beside the exchange; bounded in number, awaited at shutdown."""
-        if self._services is None:
+        if self._spawn is None:
             work.close()
             raise RuntimeError("an exchange runs work once its plan is known")
-        self._services.spawn(work, name=name)
+        self._spawn(work, name=name)
 
     def outlive_client(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Starts work, such as a worker's call, that goes on although the client has left; at most one an exchange.
@@ -239,13 +244,18 @@ class Exchange:
             asyncio.get_running_loop().call_later(STOP_AGAIN_S, self._stop)
 
     # for the core
-    def serve_by(self, services: ExchangeServices) -> None:
-        """Its plan is known: settings and background work come from here."""
-        self._services = services
+    def serve_by(self, settings_of: Callable[[object], Any], spawn: Spawn) -> None:
+        """Its plan is known: where a plugin's settings come from, and who runs background work."""
+        self._settings_of, self._spawn = settings_of, spawn
 
     def on_interrupt(self, stop: Callable[[], object] | None) -> None:
         """How to stop the task that runs this exchange; None once it has ended."""
         self._interrupt = stop
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether there is an interruption that nobody has taken."""
+        return self._pending is not None
 
     def take_interruption(self) -> RouterError | None:
         """The interruption, once: whoever takes it acts on it."""

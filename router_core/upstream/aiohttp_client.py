@@ -176,7 +176,7 @@ class _Exchange:
             if message.code == 101:
                 raise WorkerProtocolError(f"{self._base_url}: switched protocols unasked")
         self.status = message.code
-        self.headers = end_to_end(message.raw_headers)
+        self.headers = end_to_end([(name.lower(), value) for name, value in message.raw_headers])
         if message.code > 599 or not is_fit_to_send(self.headers):
             raise WorkerProtocolError(f"{self._base_url}: a status or a header field that no server may send")
         self._ends_by_close = not message.chunked and "content-length" not in message.headers
@@ -234,6 +234,10 @@ class _Exchange:
             raise WorkerLost(message, request_sent=True) from error
         self._finish()
         return b""
+
+    def take_whole(self) -> bytes | None:
+        """aiohttp does not say how much of a body is there."""
+        return None
 
     def _finish(self) -> None:
         if self._upload is not None and (not self._upload.done() or _failure(self._upload) is not None):

@@ -10,7 +10,6 @@ import asyncio
 import ipaddress
 import os
 import select
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -25,6 +24,8 @@ HIGH_WATER_BYTES = 256 * 1024
 MAX_FIELDS = 1024
 MAX_HEAD_BYTES = 1 << 20
 """Bytes within which an answer's head must be whole, interim ones included (more where one field may be longer)."""
+COPIED_BYTES = 64 * 1024
+"""A body below this goes out in one write with its head; copying a longer one would cost more than a second write."""
 
 
 class Address:
@@ -45,7 +46,7 @@ class Address:
 
 
 class Connection(asyncio.Protocol):
-    """One connection to a worker; ``_answer`` is the exchange that it carries, if it does."""
+    """One connection to a worker, and what httptools' parser calls; ``_answer`` is of the exchange that it carries."""
 
     def __init__(
         self,
@@ -57,7 +58,8 @@ class Connection(asyncio.Protocol):
         self.address = address
         self.loop = loop
         self._on_release = on_release
-        self.max_field_bytes = max_field_bytes
+        self._max_field_bytes = max_field_bytes
+        self._max_head_bytes = max(MAX_HEAD_BYTES, 2 * max_field_bytes)
         self.transport: Any = None
         self.is_lost = False
         self.idle_since = 0.0
@@ -65,35 +67,44 @@ class Connection(asyncio.Protocol):
         self.can_write.set()
         self._poll = select.poll()
         self._answer: H1Answer | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._fields: RawHeaders = []
+        self._head_bytes = 0
 
-    async def exchange(self, request: Outgoing) -> H1Answer:
-        """Writes a request and waits for the head of its answer. Raises WorkerLost, WorkerProtocolError."""
-        answer = self._answer = H1Answer(self, request.method)
-        address, is_chunked = self.address, request.length is None
+    def start(self, request: Outgoing) -> H1Answer:
+        """Writes a request, or its head and then its body beside the reading of the answer."""
+        answer = self._answer = H1Answer(self, has_body=request.method != "HEAD")
+        self._head_bytes = 0
+        address, body, stream = self.address, request.body, request.stream
         parts = [request.method.encode(), b" ", address.prefix, request.target, b" HTTP/1.1", address.host_line]
         for name, value in request.headers:
             parts += (name, b": ", value, b"\r\n")
-        if request.body is not None:
-            parts += (b"content-length: %d\r\n\r\n" % len(request.body), request.body)
-        elif request.stream is None:
+        if body is not None:
+            parts.append(b"content-length: %d\r\n\r\n" % len(body))
+            if len(body) < COPIED_BYTES:
+                parts.append(body)
+        elif stream is None:
             parts.append(b"\r\n")
         elif request.length is None:
             parts.append(b"transfer-encoding: chunked\r\n\r\n")
         else:
             parts.append(b"content-length: %d\r\n\r\n" % request.length)
         self.transport.write(b"".join(parts))
-        if request.stream is not None:
-            answer.upload_beside(request.stream, is_chunked)
-        await answer.wait_for_head()
+        if body is not None and len(body) >= COPIED_BYTES:
+            self.transport.write(body)
+        if stream is not None:
+            answer.upload_beside(stream, is_chunked=request.length is None)
         return answer
 
     def is_fresh(self) -> bool:
         """Whether an idle connection is open, and silent: an end, or bytes that nobody asked for, spoil it."""
         return not self.is_lost and not self.transport.is_closing() and not self._poll.poll(0)
 
-    def release(self) -> None:
+    def release(self, answer: H1Answer) -> None:
         """The exchange ended clean: the connection waits for the next one."""
         self._answer = None
+        if not answer.has_body:  # the parser cannot know, and still waits for a body
+            self._parser = httptools.HttpResponseParser(self)
         self.idle_since = self.loop.time()
         self._on_release(self)
 
@@ -108,24 +119,49 @@ class Connection(asyncio.Protocol):
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None:
+        """Takes in what came; more than can be kept stops the reading of the worker."""
+        answer = self._answer
+        if answer is None:
             self.transport.abort()  # nobody asked
-        else:
-            self._answer.feed(data)
+            return
+        if not answer.has_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail(answer, "switched protocols unasked")
+        except httptools.HttpParserError as error:
+            answer.is_clean = False
+            if not answer.is_whole:
+                is_ours = isinstance(error, httptools.HttpParserCallbackError)
+                self._fail(answer, f"not HTTP: {error.__context__ if is_ours else error}")
+        if answer.has_head:
+            if self._fields:
+                self._fields = []  # of a trailer
+            if answer.buffered > HIGH_WATER_BYTES and not answer.is_paused:
+                answer.is_paused = True
+                self.transport.pause_reading()
+        elif self._head_bytes > self._max_head_bytes and answer.error is None:
+            self._fail(answer, f"no head within {self._head_bytes} bytes")
+        answer.wake()
+
+    def _fail(self, answer: H1Answer, what: str) -> None:
+        answer.error = WorkerProtocolError(f"{self.address.base_url}: {what}")
+        self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
         self.can_write.set()
         if self._answer is not None:
             if error is not None and not self._answer.has_head:
-                self._read_rest(self._answer)
+                self._read_rest()
             self._answer.lose(error)
 
-    def _read_rest(self, answer: H1Answer) -> None:
+    def _read_rest(self) -> None:
         """A write that failed may have hidden an answer: a worker that reads no further often says why first."""
         try:
             while rest := os.read(self.transport.get_extra_info("socket").fileno(), HIGH_WATER_BYTES):
-                answer.feed(rest)
+                self.data_received(rest)
         except OSError:
             pass
 
@@ -135,55 +171,88 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.can_write.set()
 
+    # ------------------------------------------------------------------------------------------------ httptools' calls
+    def on_message_begin(self) -> None:
+        if self._answer is not None and self._answer.is_whole:
+            self._answer.is_clean = False  # a second answer to one request
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        answer, fields = self._answer, self._fields
+        self._fields = []
+        if answer is None or answer.is_whole or (status := self._parser.get_status_code()) < 200:
+            return
+        if status > 599:
+            raise ValueError(f"a status of {status}")
+        limit = self._max_field_bytes
+        if len(fields) > MAX_FIELDS or (
+            self._head_bytes > limit and any(len(name) + len(value) > limit for name, value in fields)
+        ):
+            raise ValueError(f"a header field above {limit} bytes, or more than {MAX_FIELDS} fields")
+        answer.begin(status, fields, may_stay=self._parser.should_keep_alive())
+
+    def on_body(self, piece: bytes) -> None:
+        answer = self._answer
+        if answer is not None and not answer.is_whole:
+            answer.pieces.append(piece)
+            answer.buffered += len(piece)
+
+    def on_message_complete(self) -> None:
+        if self._answer is not None:
+            self._answer.is_whole = self._answer.has_head
+
 
 class H1Answer:
-    """The answer of one exchange: `Incoming`, and what httptools' parser calls."""
+    """The answer of one exchange: `Incoming`. Its connection fills it."""
 
     __slots__ = (
-        "_buffered",
         "_connection",
         "_ends_by_close",
-        "_error",
-        "_fields",
-        "_has_body",
-        "_head_bytes",
-        "_is_clean",
         "_is_over",
-        "_is_paused",
-        "_is_whole",
-        "_parser",
-        "_pieces",
+        "_is_read",
         "_upload",
         "_waiter",
+        "buffered",
+        "error",
+        "has_body",
         "has_head",
         "headers",
+        "is_clean",
+        "is_paused",
+        "is_whole",
+        "pieces",
         "status",
     )
 
-    def __init__(self, connection: Connection, method: str) -> None:
+    def __init__(self, connection: Connection, *, has_body: bool) -> None:
         self.status = 0
         self.headers: RawHeaders = []
-        self._connection = connection
-        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
-        self._has_body = method != "HEAD"
-        self._fields: RawHeaders = []
-        self._pieces: deque[bytes] = deque()
-        self._buffered = 0
+        self.has_body = has_body
+        """False for the answer to HEAD."""
         self.has_head = False
-        self._head_bytes = 0
-        self._is_whole = False
-        self._is_clean = False
-        self._is_over = False
-        self._is_paused = False
+        self.is_whole = False
+        self.is_clean = False
+        """Whether the connection may carry another exchange afterwards."""
+        self.pieces: list[bytes] = []
+        self.buffered = 0
+        """Bytes of ``pieces``."""
+        self.is_paused = False
+        """Whether its worker is not read, because of them."""
+        self.error: WorkerFault | None = None
+        self._connection = connection
         self._ends_by_close = False
-        self._error: WorkerFault | None = None
+        self._is_read = False
+        self._is_over = False
         self._waiter: asyncio.Future[None] | None = None
         self._upload: asyncio.Task[None] | None = None
 
     # ----------------------------------------------------------------------------------------------------- the request
-    def upload_beside(self, stream: AsyncIterator[bytes], is_chunked: bool) -> None:
+    def upload_beside(self, stream: AsyncIterator[bytes], *, is_chunked: bool) -> None:
         """Writes the body while the answer is read, so that an early answer is seen."""
         self._upload = self._connection.loop.create_task(self._send(stream, is_chunked), name="upload")
+        self._upload.add_done_callback(self._uploaded)
 
     async def _send(self, stream: AsyncIterator[bytes], is_chunked: bool) -> None:
         connection = self._connection
@@ -197,36 +266,49 @@ class H1Answer:
         if is_chunked and not connection.is_lost:
             connection.transport.write(b"0\r\n\r\n")
 
-    # ------------------------------------------------------------------------------------------------------ the answer
-    async def wait_for_head(self) -> None:
-        """Waits for the final head; an upload that fails ends the wait."""
-        if self._upload is not None:
-            self._upload.add_done_callback(self._uploaded)
-        while not self.has_head:
-            if self._error is not None:
-                raise self._error
-            if self._upload is not None and self._upload.done() and (error := _failure(self._upload)) is not None:
-                raise error
-            await self._wait()
-
     def _uploaded(self, upload: asyncio.Task[None]) -> None:
         if _failure(upload) is not None:
-            self._wake()
+            self.wake()
+
+    # ------------------------------------------------------------------------------------------------------ the answer
+    async def wait_for_head(self) -> None:
+        """Waits for the final head; an upload that fails ends the wait. Raises WorkerLost, WorkerProtocolError."""
+        while not self.has_head:
+            if self.error is not None:
+                raise self.error
+            if self._upload is not None and self._upload.done() and (error := _failure(self._upload)) is not None:
+                raise error
+            self._waiter = self._connection.loop.create_future()
+            await self._waiter
 
     async def read(self) -> bytes:
         """What has come of the body since the last call, ``b""`` once it is whole."""
-        while not self._pieces:
-            if self._is_whole:
+        self._is_read = True
+        while not self.pieces:
+            if self.is_whole:
                 self.close()
                 return b""
-            if self._error is not None:
-                raise self._error
-            await self._wait()
-        chunk = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
-        self._buffered = 0
-        if self._is_paused:
-            self._is_paused = False
+            if self.error is not None:
+                raise self.error
+            self._waiter = self._connection.loop.create_future()
+            await self._waiter
+        return self._take()
+
+    def take_whole(self) -> bytes | None:
+        if not self.is_whole or self._is_read or self.error is not None:
+            return None
+        body = self._take()
+        self._is_read = True
+        self.close()
+        return body
+
+    def _take(self) -> bytes:
+        pieces = self.pieces
+        chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.pieces = []
+        self.buffered = 0
+        if self.is_paused:
+            self.is_paused = False
             self._connection.transport.resume_reading()
         return chunk
 
@@ -235,103 +317,42 @@ class H1Answer:
         if self._is_over:
             return
         self._is_over = True
-        self._parser = None
-        is_sent = self._upload is None or (self._upload.done() and _failure(self._upload) is None)
-        if not is_sent and self._upload is not None:
-            self._upload.cancel()
-        if self._is_whole and self._is_clean and is_sent and not self._pieces and not self._connection.is_lost:
-            self._connection.release()
+        upload = self._upload
+        is_sent = upload is None or (upload.done() and _failure(upload) is None)
+        if not is_sent and upload is not None:
+            upload.cancel()
+        if self.is_whole and self.is_clean and is_sent and not self.pieces and not self._connection.is_lost:
+            self._connection.release(self)
         else:
             self._connection.drop()
 
-    async def _wait(self) -> None:
-        self._waiter = self._connection.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
     # ---------------------------------------------------------------------------------------------- from the connection
-    def feed(self, data: bytes) -> None:
-        """Takes in what came; more than can be kept stops the reading of the worker."""
-        parser = self._parser
-        if parser is None:
-            return
-        try:
-            parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._fail("switched protocols unasked")
-        except httptools.HttpParserError as error:
-            self._is_clean = False
-            if not self._is_whole:
-                is_ours = isinstance(error, httptools.HttpParserCallbackError)
-                self._fail(f"not HTTP: {error.__context__ if is_ours else error}")
-        if not self.has_head and self._error is None:
-            self._head_bytes += len(data)
-            if self._head_bytes > max(MAX_HEAD_BYTES, 2 * self._connection.max_field_bytes):
-                self._fail(f"no head within {self._head_bytes} bytes")
-        if self._buffered > HIGH_WATER_BYTES and not self._is_paused:
-            self._is_paused = True
-            self._connection.transport.pause_reading()
-        self._wake()
+    def begin(self, status: int, fields: RawHeaders, *, may_stay: bool) -> None:
+        """The final head is there; ``may_stay``: the worker will keep the connection open."""
+        self.status = status
+        self.headers = end_to_end(fields)
+        self.is_clean = may_stay
+        if not may_stay:
+            self._ends_by_close = not any(name in (b"content-length", b"transfer-encoding") for name, _ in fields)
+        self.has_head = True
+        self.is_whole = not self.has_body
 
-    def _fail(self, what: str) -> None:
-        self._error = WorkerProtocolError(f"{self._connection.address.base_url}: {what}")
-        self._connection.transport.abort()
+    def wake(self) -> None:
+        """Something has come."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def lose(self, error: Exception | None) -> None:
         """The connection is gone: the end of a body that ends so, else a loss."""
-        if not self._is_whole and self._error is None:
+        if not self.is_whole and self.error is None:
             if self.has_head and self._ends_by_close and error is None:
-                self._is_whole = True
+                self.is_whole = True
             else:
                 what = str(error) if error is not None else "the worker closed the connection"
                 place = "in the middle of the answer" if self.has_head else "before the answer"
-                self._error = WorkerLost(f"{self._connection.address.base_url}: {what} {place}", request_sent=True)
-        self._wake()
-
-    # ------------------------------------------------------------------------------------------------ httptools' calls
-    def on_message_begin(self) -> None:
-        if self._is_whole:
-            self._is_clean = False  # a second answer to one request
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_whole:
-            return
-        limit = self._connection.max_field_bytes
-        if len(name) + len(value) > limit or len(self._fields) >= MAX_FIELDS:
-            raise ValueError(f"a header field above {limit} bytes, or more than {MAX_FIELDS} fields")
-        self._fields.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        parser = self._parser
-        if self._is_whole or parser is None:
-            return
-        status = parser.get_status_code()
-        if status < 200:
-            self._fields.clear()
-            return
-        if status > 599:
-            raise ValueError(f"a status of {status}")
-        names = {name.lower() for name, _ in self._fields}
-        self.status = status
-        self.headers = end_to_end(self._fields)
-        self._ends_by_close = b"content-length" not in names and b"transfer-encoding" not in names
-        self._is_clean = parser.should_keep_alive()
-        self.has_head = True
-        self._is_whole = not self._has_body
-
-    def on_body(self, piece: bytes) -> None:
-        if not self._is_whole:
-            self._pieces.append(piece)
-            self._buffered += len(piece)
-
-    def on_message_complete(self) -> None:
-        self._is_whole = self.has_head
+                self.error = WorkerLost(f"{self._connection.address.base_url}: {what} {place}", request_sent=True)
+        self.wake()
 
 
 def _is_ip_address(host: str) -> bool:

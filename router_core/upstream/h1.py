@@ -39,7 +39,9 @@ class H1Upstream:
             connection = await pool.open(self._connect_timeout_s, self._max_field_bytes)
         try:
             on_write()
-            return await connection.exchange(request)
+            answer = connection.start(request)
+            await answer.wait_for_head()
+            return answer
         except BaseException:
             connection.drop()
             raise

@@ -39,6 +39,9 @@ class Incoming(Protocol):
     async def read(self) -> bytes:
         """The next piece of the body, ``b""`` once it is whole. Raises WorkerLost, WorkerProtocolError."""
 
+    def take_whole(self) -> bytes | None:
+        """The whole body in place of every `read`, if it is all there and nothing of it was read; else None."""
+
     def close(self) -> None:
         """Gives the connection up; one whose answer is whole goes back to the pool."""
 

@@ -1,13 +1,14 @@
 """What capture costs: python tests/bench/tito_capture.py [--turns 10 100 1000] [--tokens 320] [--http].
 
-A tool-heavy session: each turn samples a quarter of its new tokens and gets the rest as a tool's result. Shown are the
-parts of a turn without HTTP (``prepare``: which stored prefix does this request continue; ``render``: the new ids;
-``commit``; CPU time), then what is kept, then what making samples of it costs. ``--http`` also runs the sessions over
-HTTP, captured and passed through, against a scripted worker in the same process, whose own work is in the times: with
-capture it reads and returns all ids of the prompt.
+A tool-heavy session: each turn samples a quarter of its new tokens and gets the rest as a tool's result (with
+``--characters N`` one of that length). Shown are the parts of a turn without HTTP (``prepare``: which stored prefix
+does this request continue; ``render``: the new ids; ``commit``; CPU time), then what is kept, then what making samples
+of it costs. ``--http`` also runs the sessions over HTTP, captured and passed through, against a scripted worker in the
+same process, whose own work is in the times: with capture it reads and returns all ids of the prompt.
 
-All of a turn's cost must grow with what is new in it. What a request's own length costs (its messages are read and
-compared) is shown apart, as the time to parse its JSON.
+All of a turn's cost must grow with what is new in it. What grows with the whole history is what sends it whole: the
+request's JSON is parsed and its messages are compared with the stored ones, one list with another; its ids are copied
+and compared as memory, and written as JSON for the worker. Parsing and writing are shown apart.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ for folder in (ROOT / "plugins", ROOT / "tests" / "plugins" / "router_tito"):
     sys.path.insert(0, str(folder))
 
 from router_tito.exporters import ExportOptions, TraceOutcome, encode, find_composer  # noqa: E402  # the path is set above
+from router_tito.packed import ids_json  # noqa: E402
 from router_tito.render import Renderer  # noqa: E402
 from router_tito.trace import Trace  # noqa: E402
 from tito_kit import Trained, answer, assistant, call, system, tool, user  # noqa: E402
@@ -44,7 +46,8 @@ LAST = 10
 class Script:
     """What the model and the tools say; the same for every run."""
 
-    def __init__(self, tokenizer: Trained, tokens: int) -> None:
+    def __init__(self, tokenizer: Trained, tokens: int, characters: int | None) -> None:
+        self.characters = characters
         self.tokenizer = tokenizer
         self.random = random.Random(1)
         self.sampled, self.result = tokens // 4, tokens - tokens // 4
@@ -58,6 +61,13 @@ class Script:
             tokens -= self.lengths[words[-1]]
         return " ".join(words)
 
+    def result_text(self) -> str:
+        """What a tool says."""
+        if self.characters is None:
+            return self.text(self.result)
+        words = self.random.choices(WORDS, k=self.characters // 3)
+        return " ".join(words)[: self.characters]
+
 
 def messages_of(script: Script, turns: int) -> list[tuple[dict[str, Any], list[int], dict[str, Any]]]:
     """For each turn the assistant's message, its ids, and the tool's message."""
@@ -66,7 +76,7 @@ def messages_of(script: Script, turns: int) -> list[tuple[dict[str, Any], list[i
         said = script.text(script.sampled)
         message = assistant(said, tool_calls=[call("bash", '{"command": "ls"}', f"c{number}")])
         ids = script.tokenizer.encode(said + "<|im_end|>")
-        made.append((message, ids, tool(script.text(script.result), f"c{number}")))
+        made.append((message, ids, tool(script.result_text(), f"c{number}")))
     return made
 
 
@@ -88,14 +98,15 @@ def play(script: list[Any], tokenizer: Trained, taken: dict[str, list[float]] | 
         request = timed("parse", orjson.loads, body)
         turn = timed("prepare", trace.prepare_turn, request["messages"], request["tools"])
         prompt = timed("render", renderer.render_turn, turn)
+        timed("ids", ids_json, prompt.ids)
         timed("commit", trace.commit, turn, answer(ids, said, prompt, finish_reason="tool_calls"))
         messages += [said, result]
     return trace
 
 
-def run_library(turns: int, tokens: int) -> Trace:
+def run_library(turns: int, tokens: int, characters: int | None) -> Trace:
     tokenizer = Trained()
-    script = messages_of(Script(tokenizer, tokens), turns)
+    script = messages_of(Script(tokenizer, tokens, characters), turns)
     taken: dict[str, list[float]] = {}
     trace = play(script, tokenizer, taken)
     (branch,) = trace.branches()
@@ -104,7 +115,7 @@ def run_library(turns: int, tokens: int) -> Trace:
     print(
         f"{turns:>6} turns {len(branch.token_ids):>8} tokens | us a turn (last {LAST}):"
         f" prepare {medians['prepare']:5.0f}  render {medians['render']:6.0f}  commit {medians['commit']:6.0f}"
-        f"  = {total:6.0f}  (parsing its JSON {medians['parse']:5.0f})"
+        f"  = {total:6.0f}  (parsing its JSON {medians['parse']:5.0f}, writing its ids {medians['ids']:5.0f})"
     )
     texts = sum(len(orjson.dumps(node.message)) for node in trace.nodes)
     kept = memory_of(script, tokenizer)
@@ -143,13 +154,13 @@ def run_export(trace: Trace) -> None:
     print(f"{'':>12} export: {'; '.join(parts)}")
 
 
-async def run_http(turns: int, tokens: int) -> None:
+async def run_http(turns: int, tokens: int, characters: int | None) -> None:
     from capture_kit import capturing
 
     from router_core.testing import RawClient, ScriptedWorker
 
     tokenizer = Trained()
-    script = messages_of(Script(tokenizer, tokens), turns)
+    script = messages_of(Script(tokenizer, tokens, characters), turns)
     async with (
         ScriptedWorker() as worker,
         capturing(worker, tokenizer=tokenizer) as made,
@@ -176,13 +187,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--tokens", type=int, default=320, help="new tokens a turn")
+    parser.add_argument("--characters", type=int, help="length of a tool's result")
     parser.add_argument("--http", action="store_true")
     options = parser.parse_args()
     for turns in options.turns:
-        run_export(run_library(turns, options.tokens))
+        run_export(run_library(turns, options.tokens, options.characters))
     if options.http:
         for turns in options.turns:
-            asyncio.run(run_http(turns, options.tokens))
+            asyncio.run(run_http(turns, options.tokens, options.characters))
 
 
 if __name__ == "__main__":

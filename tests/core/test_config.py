@@ -276,3 +276,14 @@ def test_no_configuration_raises_anything_but_a_config_error(value: Any) -> None
         Application(load(tables, file="", environment={}))
     except ConfigError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("text", ["1e5", "1_000", "+7", "2.50", "007", "0x10"])
+def test_a_number_written_in_another_way_is_no_other_text(text: str) -> None:
+    config = load(settings=[f"ready_file={text}"], file="", environment={"ROUTER__ADMIN_HOST": text})
+    assert (config.router.ready_file, config.router.admin_host) == (text, text)
+
+
+def test_a_number_may_be_written_in_any_way_where_a_number_is_wanted() -> None:
+    told = load(settings=["port=8_001", "hook_timeout_s=2.50", "router.args.lr=1e5"], file="", environment={}).router
+    assert (told.port, told.hook_timeout_s, told.args["lr"]) == (8001, 2.5, 1e5)

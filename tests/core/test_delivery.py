@@ -158,13 +158,22 @@ def _with(answer: Answer, name: str, value: str) -> Answer:
     return answer
 
 
-async def test_a_length_that_is_not_that_of_the_body_breaks_the_transfer(serve: Serve) -> None:
-    for length in ("1", "100"):
-        router = await serve(
-            classes=(answering(lambda length=length: _with(Answer(200, body=b"body"), "content-length", length)),)
-        )
-        answer = await exchange_once(router.port, json={})
-        assert answer.clean is False
+@pytest.mark.parametrize("length", ["1", "100"])
+async def test_a_length_that_is_not_that_of_the_body_is_refused(serve: Serve, length: str) -> None:
+    router = await serve(classes=(answering(lambda: _with(Answer(200, body=b"body"), "content-length", length)),))
+    answer = await exchange_once(router.port, json={})
+    assert (answer.status, answer.get("x-router-error"), answer.clean) == (500, "plugin_error", True)
+
+
+@pytest.mark.parametrize("length", ["1", "100"])
+async def test_a_length_that_is_not_that_of_a_stream_breaks_the_transfer(serve: Serve, length: str) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"bo"
+        yield b"dy"
+
+    router = await serve(classes=(answering(lambda: _with(Answer(200, chunks=pieces()), "content-length", length)),))
+    answer = await exchange_once(router.port, json={})
+    assert answer.clean is False
 
 
 @pytest.mark.parametrize("status", [204, 304])

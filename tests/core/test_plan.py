@@ -759,6 +759,101 @@ async def test_a_filter_that_empties_what_it_was_given_changes_nothing(serve: Se
 
 
 # ----------------------------------------------------------------------------------------- what else an exchange offers
+async def test_scores_and_workers_that_a_plugin_spoils_are_spoilt_for_nobody_else(serve: Serve) -> None:
+    class Spoils:
+        @hookimpl
+        def filter_workers(self, workers: Any) -> Any:
+            return list(workers)
+
+        @hookimpl
+        def score_workers(self, workers: Any) -> None:
+            workers.clear()
+
+        @hookimpl
+        def pick_worker(self, scores: Any) -> None:
+            scores.clear()
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Spoils,))
+        refused = await exchange_once(router.port, json=ASK)
+        assert (refused.status, refused.json()["error"]["hook"]) == (500, "score_workers")  # it was given a tuple
+        del Spoils.score_workers
+        router = await serve(worker, classes=(Spoils,))
+        refused = await exchange_once(router.port, json=ASK)
+        assert (refused.status, refused.json()["error"]["hook"]) == (500, "pick_worker")
+
+
+@pytest.mark.parametrize("field", ["group", "trajectory", "version_tag"])
+async def test_an_identity_that_is_no_text_is_the_failure_of_who_gave_it(serve: Serve, field: str) -> None:
+    class Numbers:
+        @hookimpl
+        def identify(self) -> Identity:
+            return Identity(**{field: 5})  # type: ignore[arg-type]
+
+    class Reads:
+        @hookimpl
+        async def request_start(self, exchange: Exchange) -> None:
+            assert exchange.identity.group is None or exchange.identity.group.strip()
+
+    async with ScriptedWorker() as worker:
+        router = await serve(
+            worker,
+            classes=(
+                Numbers,
+                Reads,
+            ),
+        )
+        told = (await exchange_once(router.port, json=ASK)).json()["error"]
+        assert (told["plugin"], told["hook"]) == ("numbers", "identify")
+
+
+async def test_a_check_that_fails_before_sending_is_blamed_on_no_layer(serve: Serve) -> None:
+    class Checks:
+        @hookimpl
+        async def attempt_start(self, attempt: Attempt) -> None:
+            attempt.before_send(self._check)
+
+        def _check(self) -> None:
+            raise KeyError("what it never kept")
+
+    class Layer:
+        @hookimpl
+        async def around_upstream(self, exchange: Exchange, call_next: Any) -> Answer:
+            answer: Answer = await call_next(exchange)
+            return answer
+
+    async with ScriptedWorker() as worker:
+        router = await serve(
+            worker,
+            classes=(
+                Checks,
+                Layer,
+            ),
+        )
+        answer = await exchange_once(router.port, json=ASK)
+        told = answer.json()["error"]
+        assert (answer.status, told["code"], told["hook"]) == (500, "plugin_error", "before_send")
+        assert "Checks._check" in told["plugin"]
+
+
+async def test_what_breaks_in_the_core_amid_an_attempt_is_blamed_on_no_layer(serve: Serve) -> None:
+    class Spoils:
+        @hookimpl
+        async def attempt_start(self, attempt: Attempt) -> None:
+            attempt.request = None  # type: ignore[assignment]
+
+    class Layer:
+        @hookimpl
+        async def around_upstream(self, exchange: Exchange, call_next: Any) -> Answer:
+            answer: Answer = await call_next(exchange)
+            return answer
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Spoils, Layer))
+        answer = await exchange_once(router.port, json=ASK)
+        assert (answer.status, answer.json()["error"]["code"]) == (500, "internal_error")
+
+
 async def test_identities_of_several_plugins_are_joined(serve: Serve) -> None:
     seen: list[Identity] = []
 

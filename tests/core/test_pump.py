@@ -8,7 +8,7 @@ import pytest
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from router_core import Answer, ClientLeft, Exchange, OutcomeKind, Reject, hookimpl
-from router_core.pump import Pump
+from router_core.asgi_inbound import AsgiInbound
 from router_core.testing import (
     Connection,
     Faults,
@@ -19,6 +19,7 @@ from router_core.testing import (
     exchange_once,
     reply,
 )
+from router_core.upload import Upload
 
 Serve = Callable[..., Awaitable[Any]]
 LEAVE = pytest.mark.parametrize("leave", ["close", "reset", "half-close"])
@@ -332,66 +333,121 @@ def piece(body: bytes, *, more: bool = True) -> dict[str, Any]:
     return {"type": "http.request", "body": body, "more_body": more}
 
 
-def pump_of(receive: Scripted, told: list[Any], **more: Any) -> Pump:
+def upload_of(**more: Any) -> Upload:
     options = {"length": None, "is_declared": True, "max_body_bytes": 1 << 20, "max_held_bytes": 1 << 20, **more}
-    return Pump(receive, told.append, **options)
+    return Upload(**options)
+
+
+async def opened(receive: Scripted, told: list[Any], **more: Any) -> tuple[Upload, AsgiInbound]:
+    scope = {"method": "POST", "query_string": b"", "headers": [], "http_version": "1.1", "scheme": "http"}
+
+    async def send(message: Any) -> None:
+        raise AssertionError(f"nothing is sent: {message}")
+
+    inbound, upload = AsgiInbound(scope, receive, send, b"/generate"), upload_of(**more)
+    await inbound.open(upload, told.append)
+    return upload, inbound
 
 
 async def test_the_body_is_whole_once_it_came() -> None:
     receive = Scripted(piece(b"a"), piece(b""), piece(b"b", more=False))
-    pump = pump_of(receive, [])
-    await pump.begin()
-    assert pump.whole is None
-    running = asyncio.create_task(pump.run())
-    assert await pump.read_all() == b"ab"
-    assert (pump.whole, await pump.read_all()) == (b"ab", b"ab")
-    running.cancel()
+    upload, inbound = await opened(receive, [])
+    assert upload.whole is None
+    assert await upload.read_all() == b"ab"
+    assert (upload.whole, await upload.read_all()) == (b"ab", b"ab")
+    inbound.close()
 
 
 async def test_a_streamed_upload_is_read_no_faster_than_it_is_taken() -> None:
     receive = Scripted(*[piece(b"x" * 100_000) for _ in range(50)], piece(b"", more=False))
-    pump = pump_of(receive, [], max_body_bytes=1 << 30)
-    stream = pump.stream()
-    await pump.begin()
-    running = asyncio.create_task(pump.run())
+    upload, inbound = await opened(receive, [], max_body_bytes=1 << 30)
+    stream = upload.stream()
     await anext(stream)
     for _ in range(20):
         await asyncio.sleep(0)
     assert receive.taken < 10
     rest = [part async for part in stream]
     assert sum(map(len, rest)) == 49 * 100_000
-    running.cancel()
+    inbound.close()
 
 
 async def test_a_client_that_left_is_told_to_reader_streamer_and_exchange() -> None:
     told: list[Any] = []
-    pump = pump_of(Scripted(piece(b"a"), {"type": "http.disconnect"}), told)
-    await pump.begin()
-    stream = pump.stream()
+    upload, inbound = await opened(Scripted(piece(b"a"), {"type": "http.disconnect"}), told)
+    stream = upload.stream()
     assert await anext(stream) == b"a"
-    await pump.run()
     with pytest.raises(ClientLeft):
         await anext(stream)
     assert [type(error) for error in told] == [ClientLeft]
+    inbound.close()
+
+
+async def test_a_client_is_not_spoken_of_once_its_exchange_is_over() -> None:
+    told: list[Any] = []
+    receive = Scripted(piece(b"a"))
+    _, inbound = await opened(receive, told)
+    inbound.close()
+    receive.messages.append({"type": "http.disconnect"})
+    receive.more.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert told == []
 
 
 async def test_a_streamed_body_is_given_once() -> None:
-    pump = pump_of(Scripted(piece(b"a", more=False)), [])
-    await pump.begin()
-    assert [part async for part in pump.stream()] == [b"a"]
+    upload, inbound = await opened(Scripted(piece(b"a", more=False)), [])
+    assert [part async for part in upload.stream()] == [b"a"]
     with pytest.raises(RuntimeError, match="streamed"):
-        await anext(pump.stream())
+        await anext(upload.stream())
     with pytest.raises(RuntimeError, match="streamed"):
-        await pump.read_all()
+        await upload.read_all()
+    inbound.close()
 
 
 async def test_what_is_refused_is_told_to_those_that_read() -> None:
     told: list[Any] = []
-    pump = pump_of(Scripted(piece(b"a" * 10), piece(b"b" * 10)), told, max_body_bytes=15)
-    await pump.begin()
-    reading = asyncio.create_task(pump.read_all())
-    await asyncio.sleep(0)
-    await pump.run()
+    upload, inbound = await opened(Scripted(piece(b"a" * 10), piece(b"b" * 10)), told, max_body_bytes=15)
     with pytest.raises(Reject, match="max_body_bytes"):
-        await reading
+        await upload.read_all()
     assert [error.code for error in told] == ["body_too_large"]
+    inbound.close()
+
+
+async def test_a_body_that_is_declared_too_long_is_refused_at_once() -> None:
+    with pytest.raises(Reject, match="max_body_bytes"):
+        await opened(Scripted(), [], length=16, max_body_bytes=15)
+
+
+async def test_two_may_wait_for_the_same_body() -> None:
+    upload = upload_of()
+    readers = [asyncio.create_task(upload.read_all()) for _ in range(2)]
+    await asyncio.sleep(0)
+    upload.put(b"a")
+    upload.finish()
+    assert await asyncio.gather(*readers) == [b"a", b"a"]
+
+
+async def test_whoever_puts_in_is_told_once_there_is_room() -> None:
+    told: list[str] = []
+    upload = upload_of(max_held_bytes=10)
+    upload.on_room = lambda: told.append("room")
+    upload.put(b"a" * 12)
+    assert upload.is_full
+    assert upload.overdue() is not None
+    stream = upload.stream()
+    assert await anext(stream) == b"a" * 12
+    assert (told, upload.is_full, upload.overdue()) == (["room"], False, None)
+
+
+@LEAVE
+async def test_a_client_that_leaves_behind_a_long_body_frees_its_worker(serve: Serve, leave: str) -> None:
+    async with ScriptedWorker() as worker:
+        router = await serve(worker)
+        worker.fault(Faults.stall())
+        async with RawClient(router.port) as client:
+            await client.send(build_request(body=b"x" * 200_000))
+            (request,) = await worker.wait_for_requests(1)
+            leave_by(client, leave)
+            assert await request.connection.wait_for_leave(timeout_s=1.0)
+        (outcome,) = await router.ends.wait()
+        assert outcome.kind is OutcomeKind.CLIENT_LEFT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from router_core.testing import ScriptedWorker, exchange_once
 from router_core.testing.router import _importable
 
 ASK: dict[str, Any] = {"text": "hi"}
-IN_FLIGHT = 64
+IN_FLIGHT = 256
 
 
 class Marks:
@@ -39,6 +40,8 @@ class Marks:
     async def startup(self, router: Router) -> None:
         if self.mark == "cannot":
             raise ValueError("no such thing")
+        if self.mark == "exits":
+            sys.exit("not today")
         self.lives.append(f"{self.mark} starts with {len(router.worker_urls)} workers")
         router.spawn(self._until_cancelled(), name="marks")
 
@@ -130,6 +133,7 @@ async def _ended(router: Any, left: int) -> None:
     [
         ({"plugins": {"marks": {"no_such": 1}}}, "plugins.marks.no_such: unknown key"),
         ({"plugins": {"marks": {"mark": "cannot"}}}, "plugin 'marks' did not start: ValueError('no such thing')"),
+        ({"plugins": {"marks": {"mark": "exits"}}}, "plugin 'marks' did not start: SystemExit('not today')"),
         ({"enabled": ["nobody"]}, "there is no plugin 'nobody'"),
         ({"router": {"prot": 1}}, "router.prot: unknown key"),
     ],

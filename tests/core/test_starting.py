@@ -11,7 +11,7 @@ def table_with_one_worker() -> tuple[WorkerTable, Worker, list[WorkerState]]:
 def test_a_worker_that_is_not_up_yet_is_starting_until_it_is_restored():
     table, worker, states = table_with_one_worker()
     assert table.await_start(worker, worker.generation, "refused")
-    assert table.ready() == []
+    assert table.ready() == ()
     assert table.await_start(worker, worker.generation, "answered 503")
     assert worker.reason == "answered 503"
     assert table.restore(worker, worker.generation)

@@ -43,7 +43,7 @@ def test_registering_again_is_a_new_generation_and_revives() -> None:
     worker = workers.add("http://h:1")
     first = worker.generation
     assert workers.quarantine(worker, first, "for a test")
-    assert (worker.state, worker.reason, workers.ready()) == (WorkerState.QUARANTINED, "for a test", [])
+    assert (worker.state, worker.reason, workers.ready()) == (WorkerState.QUARANTINED, "for a test", ())
     workers.add("http://h:1")
     assert (worker.state, worker.reason, worker.generation > first) == (WorkerState.READY, None, True)
     assert workers.quarantine(worker, first, "late") is False
@@ -88,7 +88,7 @@ async def test_a_drain_ends_with_the_last_request() -> None:
         workers.count(attempt)
     draining = [asyncio.create_task(workers.drain(worker, 10)) for _ in range(2)]
     await asyncio.sleep(0)
-    assert (worker.state, workers.ready()) == (WorkerState.DRAINING, [])
+    assert (worker.state, workers.ready()) == (WorkerState.DRAINING, ())
     workers.release(attempts[0])
     await asyncio.sleep(0)
     assert not any(task.done() for task in draining)

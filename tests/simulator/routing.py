@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,17 +42,6 @@ class _Body:
         yield self.whole
 
 
-class _Services:
-    def __init__(self, routing: Routing) -> None:
-        self._routing = routing
-
-    def settings_of(self, plugin: object) -> Any:
-        return self._routing.plan.settings_of(plugin)
-
-    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> object:
-        return self._routing.application.router.spawn(work, name=name)
-
-
 class Routing:
     """Chooses workers for requests and is told how they ended, hook by hook as the proxy does it."""
 
@@ -62,7 +51,6 @@ class Routing:
         self.plan = self.application.plans.default
         self.workers = self.application.workers
         self._clock = clock
-        self._services = _Services(self)
         self._serial = 0
 
     async def choose(self, session_id: str, group: str, body: bytes) -> Exchange:
@@ -72,7 +60,7 @@ class Routing:
         request = Request("POST", b"/generate", b"", headers, _Body(body))
         exchange = Exchange(f"e{self._serial}", request, started_at=self._clock.now())
         exchange.session_id = session_id
-        exchange.serve_by(self._services)
+        exchange.serve_by(self.plan.settings_of, self.application.router.spawn)
         if (identity := self.plan.identify(exchange)) is not None:
             exchange.identity = identity
         await self.plan.request_start(exchange)

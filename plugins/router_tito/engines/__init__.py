@@ -12,10 +12,17 @@ in ``RENDERED_ELSEWHERE``, and its `Ask` then has ``prompt_ids = None``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from router_core import Worker
+
+from .chat import ChatReader
 from .detect import KINDS, Detector, Kind, WorkerFacts
 from .interface import AnswerReader, Ask, Engine, EngineFactory, EngineServices, Reading
+from .plain_sglang import SglangPlainChat
 from .render_vllm import VllmRender
 from .sglang import SglangChat
+from .token_form import ChatInTokens, TokenEngine
 from .translate_sglang import SglangGenerate
 from .translate_vllm import VllmCompletions
 from .vllm import VllmChat
@@ -28,6 +35,14 @@ ENGINES: dict[str, dict[Kind, EngineFactory]] = {
 }
 """Mode -> kind of worker -> how its engine is made."""
 MODES = tuple(ENGINES)
+INJECT = "inject"
+TOKEN_ENGINES: dict[Kind, Callable[[EngineServices], TokenEngine]] = {
+    "sglang": SglangPlainChat,
+    "vllm": VllmCompletions,
+}
+"""Kind of worker -> how the rest of an aborted turn of mode ``inject`` is asked for."""
+REASONING: dict[Kind, str] = {"sglang": "reasoning_content", "vllm": "reasoning"}
+"""What workers call reasoning in a message."""
 RENDERED_ELSEWHERE = frozenset({"observe"})
 """Modes in which we give the worker no ids to generate from."""
 
@@ -42,6 +57,7 @@ class Engines:
     def __init__(self, services: EngineServices) -> None:
         self._services = services
         self._made: dict[tuple[str, str], Engine] = {}
+        self._token_engines: dict[Kind, TokenEngine] = {}
 
     def get(self, mode: str, kind: Kind) -> Engine:
         """The engine for a mode at a kind of worker. Raises UnknownEngineError."""
@@ -53,14 +69,24 @@ class Engines:
             made = self._made[mode, kind] = factory(self._services)
         return made
 
+    def token_form(self, ask: Ask, worker: Worker, kind: Kind) -> ChatInTokens:
+        """The turn in the worker's call for tokens."""
+        tokens = self._token_engines.get(kind)
+        if tokens is None:
+            tokens = self._token_engines[kind] = TOKEN_ENGINES[kind](self._services)
+        return ChatInTokens(self._services, self.get(INJECT, kind), tokens, ask, worker, REASONING[kind])
+
 
 __all__ = [
     "ENGINES",
+    "INJECT",
     "KINDS",
     "MODES",
     "RENDERED_ELSEWHERE",
     "AnswerReader",
     "Ask",
+    "ChatInTokens",
+    "ChatReader",
     "Detector",
     "Engine",
     "EngineFactory",

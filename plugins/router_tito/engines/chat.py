@@ -8,26 +8,31 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import orjson
 
 from router_core import EventSplitter, event_data
 
-from .cut import cut_logprobs
+from .cut import cut_ids, cut_logprobs
 from .deltas import MessageBuilder
 from .interface import Ask, Reading
 
 Json: TypeAlias = dict[str, Any]
 
 DONE = b"[DONE]"
+HEAD = ("id", "created", "model")
 IDENTITY = frozenset({"id", "object", "created", "model", "choices", "system_fingerprint", "service_tier"})
 """Keys of an event that every event of its stream has."""
 
 
 class ChatReader(ABC):
     """`AnswerReader` for chat answers; a kind of worker says where it puts ids and what it adds."""
+
+    prompt_key: bytes
+    """Key of the prompt's ids in an answer."""
+    prompt_flag: str
+    """The client's key that asks to see them."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -38,6 +43,8 @@ class ChatReader(ABC):
         self._logprobs: list[float | None] = []
         self._held: list[bytes] = []
         self._is_ending = False
+        self.head: Json = {}
+        """``id``, ``created`` and ``model`` as the first event, or the answer, has them."""
 
     # ------------------------------------------------------------------------------------------- what a kind differs in
     @abstractmethod
@@ -57,12 +64,23 @@ class ChatReader(ABC):
                 return False
         return all(value is None for key, value in answer.items() if key not in IDENTITY)
 
+    @property
+    def message(self) -> Json:
+        """What has been said so far, of a stream."""
+        return self._message.message()
+
+    @property
+    def told_tokens(self) -> int:
+        """Of how many tokens the logprobs came so far."""
+        return len(self._logprobs)
+
     # ------------------------------------------------------------------------------------------------- AnswerReader
     async def whole(self, body: bytes) -> bytes:
         cut = None if self.ask.asks("logprobs") else cut_logprobs(body)
         rest = body
         if cut is not None:
             rest, self._logprobs = cut
+        rest = self._without_prompt(rest)
         answer = _decode(rest)
         if answer is None:
             self.reading.fault = "unreadable_answer"
@@ -96,6 +114,7 @@ class ChatReader(ABC):
 
     # ------------------------------------------------------------------------------------------------------- reading
     def _read_event(self, event: bytes) -> bytes:
+        event = self._without_prompt(event)
         is_plain = event.startswith(b"data: ") and event.endswith(b"\n\n") and event.count(b"\n") == 2
         data = event[6:-2] if is_plain else event_data(event)
         if data is None:
@@ -120,6 +139,7 @@ class ChatReader(ABC):
 
     def _read(self, answer: Json, choice: Json | None) -> bool:
         reading = self.reading
+        self.head = self.head or {key: answer[key] for key in HEAD if key in answer}
         if not reading.model and isinstance(answer.get("model"), str):
             reading.model = answer["model"]
         if usage := answer.get("usage"):
@@ -130,6 +150,17 @@ class ChatReader(ABC):
             reading.finish_reason = str(choice["finish_reason"])
         is_changed = self._take_logprobs(choice) if choice is not None else False
         return self.take(answer, choice) or is_changed
+
+    def _without_prompt(self, text: bytes) -> bytes:
+        """An answer or event without the prompt's ids, where they are the given ones and not for the client to see."""
+        ask = self.ask
+        if ask.prompt_ids is None or self.reading.prompt_ids is not None or ask.asks(self.prompt_flag):
+            return text
+        rest = cut_ids(text, self.prompt_key, ask.prompt_json)
+        if rest is None:
+            return text
+        self.reading.prompt_ids = ask.prompt_ids
+        return rest
 
     def _take_logprobs(self, choice: Json) -> bool:
         told = choice.get("logprobs")
@@ -166,16 +197,6 @@ def blank(holder: Json, key: str) -> bool:
 def are_ids(value: Any) -> TypeGuard[list[int]]:
     """Whether a value from a worker looks like a list of ids; commit checks each."""
     return isinstance(value, list) and (not value or isinstance(value[0], int))
-
-
-def version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
-    """``[{"version", "start", "end"}, ...]`` as tuples; empty for anything else."""
-    if not isinstance(value, Sequence):
-        return ()
-    try:
-        return tuple((str(span["version"]), int(span["start"]), int(span["end"])) for span in value)
-    except (TypeError, KeyError, ValueError):
-        return ()
 
 
 def _delta(choice: Json) -> Json:

@@ -1,4 +1,4 @@
-"""Takes the logprobs out of a whole chat answer before it is decoded: they are most of its bytes.
+"""Takes logprobs and the prompt's ids out of an answer before it is decoded: they are most of its bytes.
 
 Decoding 20,000 entries of text, bytes and logprob takes 30 ms; taking the numbers out by a search takes 4. The search
 is exact: a quote inside a JSON string is written ``\\"``, so an unescaped ``"logprob":`` is a key. What does not look
@@ -33,3 +33,16 @@ def cut_logprobs(body: bytes) -> tuple[bytes, list[float | None]] | None:
     if len(logprobs) != len(entries):
         return None
     return body[:start] + NULL + body[end + 2 :], logprobs
+
+
+def cut_ids(text: bytes, key: bytes, ids: bytes) -> bytes | None:
+    """An answer or event with null for the ``ids`` under ``key``; None where they are not there, these and only once.
+
+    ``ids`` is their JSON: equal bytes are equal ids.
+    """
+    mark = b'"' + key + b'":'
+    start = text.find(mark) + len(mark)
+    end = start + len(ids)
+    if start < len(mark) or not text.startswith(ids, start) or text.find(mark, end) >= 0:
+        return None
+    return text[:start] + b"null" + text[end:]

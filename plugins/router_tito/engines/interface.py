@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from router_core import ControlClient, Request, Worker
+from router_tito.packed import ids_json
 from router_tito.tokenizer import Tokenizer
 
 
@@ -22,6 +23,15 @@ class Ask:
     """Whether the ids begin with some of the session's trace; else they are the messages by the template alone."""
     wants_experts: bool = False
     """Whether routed experts are to be asked for."""
+    _json: list[bytes] = field(default_factory=list, repr=False, compare=False)
+    """The ids' JSON once it was made; every attempt shares it."""
+
+    @property
+    def prompt_json(self) -> bytes:
+        """The ids as a JSON list, made once; ``orjson.Fragment`` puts it into a body."""
+        if not self._json:
+            self._json.append(ids_json(self.prompt_ids or ()))
+        return self._json[0]
 
     @property
     def is_streamed(self) -> bool:
@@ -48,8 +58,8 @@ class Reading:
     """As the worker said it; empty when it never did, which is how a cut stream looks."""
     model: str = ""
     weight_version: str | None = None
-    weight_versions: tuple[tuple[str, int, int], ...] = ()
-    """(version, start, end) over the completion; empty where the worker does not tell."""
+    weight_versions: tuple[tuple[str | None, int, int], ...] = ()
+    """(version, start, end) over the completion; empty where nobody tells, a version is None where nobody knows it."""
     cached_tokens: int | None = None
     experts: str | None = None
     """Routed experts as they came: base64 of a ``.npy``, or of raw little-endian int32."""
@@ -71,6 +81,20 @@ class EngineServices:
     """Form of the model's tool calls (``parsers.FORMS``), where they are parsed here."""
     default_max_tokens: int | None = None
     """Most tokens of an answer, where nobody said."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedPart:
+    """An aborted chat answer: what it told of tokens, and their text with control tokens in it."""
+
+    reading: Reading
+    head: Mapping[str, Any]
+    """Its ``id``, ``created`` and ``model``."""
+    prompt_ids: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    """One per id."""
+    text: str
 
 
 class AnswerReader(Protocol):

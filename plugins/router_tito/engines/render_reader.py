@@ -10,11 +10,12 @@ import orjson
 
 from router_core import EventSplitter, Worker, event_data
 
-from .chat import are_ids, version_spans
+from .chat import are_ids
 from .chat_writer import DONE_EVENT, logprob_entry, usage
 from .deltas import MessageBuilder
 from .interface import Ask, EngineServices, Reading
 from .translate_request import top_logprobs
+from .versions import read_versions
 from .vllm import IDS_FLAG
 
 log = logging.getLogger(__name__)
@@ -220,16 +221,29 @@ class RenderReader:
             self._logprobs += [entry.get("logprob") if isinstance(entry, dict) else None for entry in content]
         if isinstance(choice.get("routed_experts"), str):
             reading.experts = choice["routed_experts"]
-        if choice.get("weight_versions"):
-            reading.weight_versions = version_spans(choice["weight_versions"])
+        read_versions(choice, reading)
+        if isinstance(generated.get("metadata"), dict):
+            read_versions(generated["metadata"], reading)
         return choice
 
     def _slim(self, generated: Json, choice: Json) -> Json:
-        """What the worker needs back; experts and logprobs that nobody wants to see do not travel again."""
+        """What the worker needs back; experts and logprobs that nobody wants to see do not travel again.
+
+        Nor does the token that ended the answer: vLLM's own chat leaves it out of the text, its derendering does not.
+        """
         kept = {**choice, "routed_experts": None}
+        if self._ends_with_stop_token(choice):
+            kept["token_ids"] = kept["token_ids"][:-1]
         if not self.ask.asks("logprobs"):
             kept["logprobs"] = None
         return {**generated, "choices": [kept], "prompt_token_ids": None}
+
+    def _ends_with_stop_token(self, choice: Json) -> bool:
+        if choice.get("finish_reason") != "stop" or isinstance(choice.get("stop_reason"), str):
+            return False
+        # An answer of that token alone stays whole, which vLLM wants to have one token at least.
+        is_shown = bool(self.ask.body.get("include_stop_str_in_output"))
+        return not is_shown and bool(choice.get("token_ids")) and len(self._ids) > 1
 
     @staticmethod
     def _reason(choice: Json, message: Mapping[str, Any]) -> str:

@@ -6,10 +6,13 @@ come with whole answers only.
 
 from __future__ import annotations
 
+import orjson
+
 from router_core import Request, Worker
 
-from .chat import ChatReader, Json, are_ids, version_spans
+from .chat import ChatReader, Json, are_ids
 from .interface import Ask, EngineServices
+from .versions import read_versions
 
 INPUT_FLAG = "return_input_ids_in_sglext"
 OUTPUT_FLAG = "return_output_ids_in_sglext"
@@ -23,13 +26,13 @@ class SglangChat:
         pass
 
     async def write(self, ask: Ask, request: Request, worker: Worker) -> None:
-        if ask.prompt_ids is not None:
-            request.set_key("input_ids", list(ask.prompt_ids))
         request.set_key("logprobs", True)
         request.set_key(INPUT_FLAG, True)
         request.set_key(OUTPUT_FLAG, True)
         if ask.wants_experts:
             request.set_key(EXPERTS_FLAG, True)
+        if ask.prompt_ids is not None:  # last: each key copies the body, and these are most of it
+            request.set_key("input_ids", orjson.Fragment(ask.prompt_json))
 
     def reader(self, ask: Ask, worker: Worker) -> SglangReader:
         return SglangReader(ask)
@@ -38,12 +41,12 @@ class SglangChat:
 class SglangReader(ChatReader):
     """Reads ``sglext`` and ``metadata``."""
 
+    prompt_key, prompt_flag = b"input_ids", INPUT_FLAG
+
     def take(self, answer: Json, choice: Json | None) -> bool:
         metadata = answer.get("metadata")
         if isinstance(metadata, dict):
-            self.reading.weight_versions = version_spans(metadata.get("weight_versions"))
-            if metadata.get("weight_version") is not None:
-                self.reading.weight_version = str(metadata["weight_version"])
+            read_versions(metadata, self.reading)
         extension = answer.get("sglext")
         if not isinstance(extension, dict):
             return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from router_tito.errors import RenderError
@@ -79,14 +81,27 @@ class Parsing:
 
     def parser(self, ask: Ask) -> AnswerParser:
         """For one answer."""
+        is_open, parses = self._opens_thinking(ask), ask.body.get("separate_reasoning") is not False
+        return self._parser(ask, is_thinking=is_open, parses_reasoning=parses)
+
+    def parsers(self, ask: Ask, *, may_be_plain: bool) -> list[Callable[[], AnswerParser]]:
+        """All ways to parse one answer: workers differ in what they take for thinking. Empty: calls cannot be read.
+
+        ``may_be_plain``: the worker may have no parser for thinking at all.
+        """
+        if wants_calls(ask) and self._form not in FORMS:
+            return []
+        ways = [(self._opens_thinking(ask), True), (True, True), (False, False)]
+        if ask.body.get("separate_reasoning") is False:
+            ways = ways[2:]
+        elif not may_be_plain:
+            ways = ways[:2]
+        return [partial(self._parser, ask, is_thinking=opened, parses_reasoning=parses) for opened, parses in ways]
+
+    def _parser(self, ask: Ask, *, is_thinking: bool, parses_reasoning: bool) -> AnswerParser:
+        form = FORMS.get(self._form or "") if wants_calls(ask) else None
         tools = ask.body.get("tools") or []
-        wants_calls = bool(tools) and ask.body.get("tool_choice") != "none"
-        return AnswerParser(
-            FORMS.get(self._form or "") if wants_calls else None,
-            tools,
-            is_thinking=self._opens_thinking(ask),
-            parses_reasoning=ask.body.get("separate_reasoning") is not False,
-        )
+        return AnswerParser(form, tools, is_thinking=is_thinking, parses_reasoning=parses_reasoning)
 
     def visible(self, ask: Ask) -> SpecialTextFilter:
         """For one text of one answer: control tokens are no text, but for markers that a broken call left there."""
@@ -103,6 +118,11 @@ class Parsing:
         if self.tokenizer is None or not ask.prompt_ids:
             return False
         return self.tokenizer.decode(list(ask.prompt_ids[-TAIL_TOKENS:])).rstrip().endswith(THINK_START)
+
+
+def wants_calls(ask: Ask) -> bool:
+    """Whether the answer may hold tool calls."""
+    return bool(ask.body.get("tools")) and ask.body.get("tool_choice") != "none"
 
 
 def _detect(tokenizer: Tokenizer) -> str | None:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import orjson
 
 from router_core import EventSplitter, event_data
-from router_tito.parsers import Delta
+from router_tito.parsers import AnswerParser, Delta
 
 from .chat_writer import DONE_EVENT, ChatWriter, logprob_entry, usage
+from .cut import cut_ids
 from .deltas import MessageBuilder
 from .interface import Ask, Reading
+from .shown import Shown, ShownOtherwiseError
 from .translate_parsing import Parsing
 from .translate_request import top_logprobs
 
 Json: TypeAlias = dict[str, Any]
 
 DONE = b"[DONE]"
+SHOWN_OTHERWISE = "shown_otherwise"
+PROMPT_KEY = b"prompt_token_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,21 @@ class TranslatedReader(ABC):
         self._is_begun = False
         self._is_done = False
         self._broken: list[bytes] = []
+        self._had: Shown | None = None
+
+    def go_on(self, parser: AnswerParser, head: Json, had: Shown | None) -> None:
+        """The answer was begun in another call, and comes here from its beginning: ``had`` is what its client has.
+
+        None: it has nothing.
+        """
+        self._parser = parser
+        self.writer.id = str(head.get("id") or "")
+        self.writer.created = head.get("created") or self.writer.created
+        self.writer.model = self.reading.model = str(head.get("model") or self.writer.model)
+        self._had, self._is_begun = had, had is not None
+        if had is not None:
+            self.writer.calls = len(had.calls)
+            self._message.add(had.delta)
 
     # ------------------------------------------------------------------------------------------- what a kind differs in
     @abstractmethod
@@ -73,7 +92,7 @@ class TranslatedReader(ABC):
 
     # ------------------------------------------------------------------------------------------------- AnswerReader
     async def whole(self, body: bytes) -> bytes:
-        answer = _decode(body)
+        answer = _decode(self._without_prompt(body))
         if answer is None:
             self.reading.fault = "unreadable_answer"
             return body
@@ -101,8 +120,13 @@ class TranslatedReader(ABC):
         return b"".join([self._read_event(event) for event in events])
 
     async def end(self) -> bytes:
-        ended = self._ended
         rest = self._chunk(self._visible(self._parser.end(), is_last=True), Piece()) if self._is_begun else b""
+        if self._had is not None and not self._broken:
+            try:
+                self._had.check()
+            except ShownOtherwiseError:
+                self._break_off()
+        ended = self._ended
         if ended is not None:
             reason = self.writer.finish_reason(ended.finish_reason or "")
             self.reading.finish_reason = reason
@@ -117,6 +141,14 @@ class TranslatedReader(ABC):
         return b"".join([rest, *self._broken, DONE_EVENT if self._is_done else b""])
 
     # ------------------------------------------------------------------------------------------------------- reading
+    def _without_prompt(self, text: bytes) -> bytes:
+        """An answer or event without the prompt's ids, where they are the given ones."""
+        rest = cut_ids(text, PROMPT_KEY, self.ask.prompt_json)
+        if rest is None:
+            return text
+        self.reading.prompt_ids = self.ask.prompt_ids
+        return rest
+
     def _read_event(self, event: bytes) -> bytes:
         data = event_data(event)
         if data is None:
@@ -124,7 +156,7 @@ class TranslatedReader(ABC):
         if data == DONE:
             self._is_done = True
             return b""
-        answer = _decode(data)
+        answer = _decode(self._without_prompt(data))
         if answer is None:
             self.reading.fault = "unreadable_answer"
             return b""
@@ -146,13 +178,32 @@ class TranslatedReader(ABC):
 
     def _chunk(self, parsed: Delta, piece: Piece) -> bytes:
         """The event for what came, "" if it tells nothing."""
+        if self._broken:
+            return b""
+        ends: list[Json] = []
+        if self._had is not None:
+            try:
+                parsed, ends = self._had.rest(parsed)
+            except ShownOtherwiseError:
+                self._break_off()
+                return b""
+            piece, self._had.tokens = _behind(piece, self._had.tokens)
         delta = self.writer.delta(parsed)
+        if ends:
+            delta["tool_calls"] = [*ends, *delta.get("tool_calls", ())]
         self._message.add(delta)
         logprobs = self._told_logprobs(piece) if piece.token_ids else None
         beside = self.beside_choice(piece) if piece.token_ids else {}
         if not delta and not logprobs and not beside:
             return b""
         return self.writer.chunk(delta, logprobs=logprobs, **beside)
+
+    def _break_off(self) -> None:
+        self.reading.fault = SHOWN_OTHERWISE
+        told = "what the worker said of the beginning is not what the whole answer says"
+        error = {"message": told, "type": "server_error", "code": SHOWN_OTHERWISE}
+        self._broken.append(b"data: " + orjson.dumps({"error": error}) + b"\n\n")
+        self._ended = None
 
     def _add(self, answer: Json) -> Piece:
         piece = self.take(answer)
@@ -188,6 +239,17 @@ class TranslatedReader(ABC):
             self.reading.completion_ids = self._ids
         if self._logprobs:
             self.reading.logprobs = self._logprobs
+
+
+def _behind(piece: Piece, count: int) -> tuple[Piece, int]:
+    """The piece without its first ``count`` tokens, and how many are still to go."""
+    gone = min(count, len(piece.token_ids))
+    if not gone:
+        return piece, count
+    rest = replace(
+        piece, token_ids=piece.token_ids[gone:], logprobs=piece.logprobs[gone:], tops=list(piece.tops)[gone:]
+    )
+    return rest, count - gone
 
 
 def _joined(first: Delta, second: Delta) -> Delta:

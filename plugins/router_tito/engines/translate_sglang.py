@@ -13,12 +13,13 @@ import orjson
 
 from router_core import Request, Worker
 
-from .chat import are_ids, version_spans
+from .chat import are_ids
 from .interface import Ask, EngineServices
 from .sglang import EXPERTS_FLAG, INPUT_FLAG, OUTPUT_FLAG
 from .translate_parsing import Parsing
 from .translate_reader import Json, Piece, TranslatedReader
 from .translate_request import json_schema, most_tokens, top_logprobs, translate_fields
+from .versions import read_versions
 
 PATH = b"/generate"
 SAMPLING = {
@@ -61,7 +62,7 @@ class SglangGenerate:
         if schema := json_schema(body):
             sampling["json_schema"] = schema
         call: Json = {
-            "input_ids": list(ask.prompt_ids),
+            "input_ids": orjson.Fragment(ask.prompt_json),
             "sampling_params": sampling,
             "return_logprob": True,
             "return_prompt_token_ids": True,
@@ -117,7 +118,7 @@ class SglangGenerateReader(TranslatedReader):
 
     def _read_meta(self, answer: Json, meta: Json) -> None:
         reading, given = self.reading, self.ask.prompt_ids or ()
-        if isinstance(meta.get("id"), str):
+        if isinstance(meta.get("id"), str) and not self.writer.id:
             self.writer.id = meta["id"]
         if are_ids(answer.get("prompt_token_ids")):
             reading.prompt_ids = answer["prompt_token_ids"]
@@ -126,10 +127,7 @@ class SglangGenerateReader(TranslatedReader):
             reading.prompt_ids = given
         if isinstance(meta.get("cached_tokens"), int):
             reading.cached_tokens = meta["cached_tokens"]
-        if meta.get("weight_version") is not None:
-            reading.weight_version = str(meta["weight_version"])
-        if meta.get("weight_versions"):
-            reading.weight_versions = version_spans(meta["weight_versions"])
+        read_versions(meta, reading)
         if isinstance(meta.get("routed_experts"), str):
             reading.experts = meta["routed_experts"]
 

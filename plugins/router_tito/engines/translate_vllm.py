@@ -5,6 +5,7 @@ Streams are deltas with ids in each; neither weight versions nor, in streams, ro
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import orjson
@@ -12,10 +13,12 @@ import orjson
 from router_core import Reject, Request, Worker
 
 from .chat import are_ids
-from .interface import Ask, EngineServices
+from .chat_writer import usage
+from .interface import AbortedPart, Ask, EngineServices
 from .translate_parsing import Parsing
 from .translate_reader import Json, Piece, TranslatedReader
 from .translate_request import json_schema, most_tokens, top_logprobs, translate_fields
+from .versions import read_versions
 from .vllm import IDS_FLAG
 
 PATH = b"/v1/completions"
@@ -31,13 +34,22 @@ PREFIX = "token_id:"
 
 
 class VllmCompletions:
-    """Engine for vLLM's completions call."""
+    """`TokenEngine` for vLLM's completions call."""
+
+    path = PATH
 
     def __init__(self, services: EngineServices) -> None:
         self._services = services
-        self._parsing = Parsing(services)
+        self.parsing = Parsing(services)
 
     async def write(self, ask: Ask, request: Request, worker: Worker) -> None:
+        call = self.call(ask, worker)
+        await self.parsing.prepare()
+        request.path = PATH
+        request.set_body(orjson.dumps({**call, "prompt": orjson.Fragment(ask.prompt_json)}))
+
+    def call(self, ask: Ask, worker: Worker) -> Json:
+        """The request. Raises Reject (400) naming a field that cannot be said in it."""
         if ask.prompt_ids is None:
             raise ValueError("a prompt without ids cannot be translated")
         body = ask.body
@@ -66,12 +78,38 @@ class VllmCompletions:
                 call[name] = body[name]
         if ask.is_streamed:
             call |= {"stream": True, "stream_options": {"include_usage": True}}
-        await self._parsing.prepare()
-        request.path = PATH
-        request.set_body(orjson.dumps(call))
+        return call
+
+    def so_far(self, part: AbortedPart) -> Json:
+        """What this call would have answered."""
+        ids, prompt_ids, cached = part.ids, part.prompt_ids, part.reading.cached_tokens
+        names = [f"{PREFIX}{token}" for token in ids]
+        logprobs = {
+            "tokens": names,
+            "token_logprobs": part.logprobs,
+            "top_logprobs": [{name: told} for name, told in zip(names, part.logprobs, strict=True)],
+            "text_offset": [0, *itertools.accumulate(map(len, names))][: len(names)],
+        }
+        choice = {
+            "index": 0,
+            "text": part.text,
+            "token_ids": ids,
+            "prompt_token_ids": prompt_ids,
+            "logprobs": logprobs,
+            "finish_reason": "abort",
+            "stop_reason": None,
+        }
+        if part.reading.experts is not None:
+            choice["routed_experts"] = part.reading.experts
+        return {
+            **{key: part.head.get(key) for key in ("id", "created", "model")},
+            "object": "text_completion",
+            "choices": [choice],
+            "usage": usage(len(prompt_ids), len(ids), cached),
+        }
 
     def reader(self, ask: Ask, worker: Worker) -> VllmCompletionsReader:
-        return VllmCompletionsReader(ask, self._parsing, reasoning_key="reasoning", stop_key="stop_reason")
+        return VllmCompletionsReader(ask, self.parsing, reasoning_key="reasoning", stop_key="stop_reason")
 
 
 class VllmCompletionsReader(TranslatedReader):
@@ -104,12 +142,14 @@ class VllmCompletionsReader(TranslatedReader):
         )
 
     def _read_head(self, answer: Json) -> None:
-        if isinstance(answer.get("id"), str):
+        if isinstance(answer.get("id"), str) and not self.writer.id:
             self.writer.id = "chatcmpl-" + answer["id"].removeprefix("cmpl-")
         if isinstance(answer.get("model"), str):
             self.reading.model = self.writer.model = answer["model"]
-        usage = answer.get("usage")
-        details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+        if isinstance(answer.get("metadata"), dict):
+            read_versions(answer["metadata"], self.reading)
+        counted = answer.get("usage")
+        details = counted.get("prompt_tokens_details") if isinstance(counted, dict) else None
         if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
             self.reading.cached_tokens = details["cached_tokens"]
 

@@ -5,6 +5,8 @@ Streams carry the ids in every event and routed experts never. Answers do not te
 
 from __future__ import annotations
 
+import orjson
+
 from router_core import Request, Worker
 
 from .chat import ChatReader, Json, are_ids, blank
@@ -21,12 +23,12 @@ class VllmChat:
         pass
 
     async def write(self, ask: Ask, request: Request, worker: Worker) -> None:
-        if ask.prompt_ids is not None:
-            own = ask.body.get(TRANSFER)
-            own = own if isinstance(own, dict) else {}
-            request.set_key(TRANSFER, {**own, "prompt_token_ids": list(ask.prompt_ids)})
         request.set_key("logprobs", True)
         request.set_key(IDS_FLAG, True)
+        if ask.prompt_ids is not None:  # last: each key copies the body, and these are most of it
+            own = ask.body.get(TRANSFER)
+            own = own if isinstance(own, dict) else {}
+            request.set_key(TRANSFER, {**own, "prompt_token_ids": orjson.Fragment(ask.prompt_json)})
 
     def reader(self, ask: Ask, worker: Worker) -> VllmReader:
         return VllmReader(ask)
@@ -34,6 +36,8 @@ class VllmChat:
 
 class VllmReader(ChatReader):
     """Reads ``prompt_token_ids`` beside the choice, ``token_ids`` and ``routed_experts`` in it."""
+
+    prompt_key, prompt_flag = b"prompt_token_ids", IDS_FLAG
 
     def take(self, answer: Json, choice: Json | None) -> bool:
         if are_ids(answer.get("prompt_token_ids")):

@@ -554,7 +554,7 @@ async def test_chunk_extensions_and_trailers_end_clean(route: Route) -> None:
         worker.fault(Faults.raw(raw, keep_open=True))
         answer = await exchange_once(router.port, json=ASK)
         assert (answer.status, answer.body, answer.clean) == (200, b'{"a": 1}', True)
-        assert answer.get("content-length") is None
+        assert answer.get("content-length") in (None, "8")  # what is whole by then may be sent with its length
         assert (await exchange_once(router.port, json=ASK)).status == 200
         assert len(worker.connections) == 1
 

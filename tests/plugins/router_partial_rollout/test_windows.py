@@ -299,6 +299,35 @@ async def test_the_rest_goes_elsewhere_while_that_worker_is_paused() -> None:
         assert all(segment["worker"] != first[0] for segment in segments[1:])
 
 
+async def test_a_stream_whose_first_worker_made_nothing_tells_who_made_it() -> None:
+    async with pool(2) as (router, workers):
+        first: list[str] = []
+
+        def handler(worker: ScriptedWorker) -> Callable[[ScriptedRequest, Connection], Any]:
+            async def handle(request: ScriptedRequest, connection: Connection) -> bool:
+                if request.path != "/generate":
+                    return await send_json(connection, {})
+                await connection.begin(content_type="text/event-stream")
+                told = answer([5, 9], STOPPED, weight_version="2")
+                if not first:
+                    first.append(worker.url)
+                    await call(router, f"/routing/pause?worker_id={worker.url}")
+                    told = answer([], ABORTED)
+                await connection.write(b"data: " + json.dumps(told).encode() + b"\n\ndata: [DONE]\n\n")
+                return await connection.end()
+
+            return handle
+
+        for worker in workers:
+            worker.handler = handler(worker)
+        told = await exchange_once(router.port, json={**ASK, "stream": True})
+        (second,) = [worker.url for worker in workers if worker.url not in first]
+        last = json.loads(told.body.split(b"\n\n")[-3][6:])
+        assert told.get("x-router-worker") == first[0]
+        assert last["output_ids"] == [5, 9]
+        assert last["meta_info"]["segments"] == [{"start": 0, "end": 2, "worker": second, "weight_version": "2"}]
+
+
 async def test_a_lost_stream_goes_on_elsewhere_if_the_settings_say_so() -> None:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(running_engine())

@@ -29,6 +29,9 @@ class RenderingVllm:
         self.words = iter(words)
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.derenders = True
+        self.cuts: list[int] = []
+        """After how many tokens the coming answers are aborted; what is asked for next is their rest."""
+        self._rest: list[int] = []
         self._otherwise = worker.handler
         worker.handler = self.answer
 
@@ -46,9 +49,12 @@ class RenderingVllm:
             return await connection.answer(b'{"error":{"message":"no","type":"x"}}', 500, ())
         if request.path == DERENDER:
             return await self._send(connection, self._stream_piece(body) if body.get("stream") else self._whole(body))
-        ids = self.tokenizer.encode(next(self.words))
+        ids = self._rest or self.tokenizer.encode(next(self.words))
+        cut = self.cuts.pop(0) if self.cuts else len(ids)
+        ids, self._rest = ids[:cut], ids[cut:]
+        end = "abort" if self._rest else "stop"
         if not body.get("stream"):
-            return await self._send(connection, self._generated(body, ids))
+            return await self._send(connection, self._generated(body, ids, end))
         await connection.begin(200, (), content_type="text/event-stream; charset=utf-8")
         for at in range(len(ids)):
             is_last = at == len(ids) - 1
@@ -57,7 +63,7 @@ class RenderingVllm:
                 "usage": None,
                 "output_mode": "tokens",
                 "prompt_token_ids": body["token_ids"] if at == 0 else None,
-                "choices": [_choice(ids[at : at + 1], at, finish="stop" if is_last else None, total=len(ids))],
+                "choices": [_choice(ids[at : at + 1], at, finish=end if is_last else None, total=len(ids))],
             }
             await connection.write(b"data: " + orjson.dumps(event) + b"\n\n")
         usage = {"request_id": "generate-tokens-1", "usage": _usage(body, len(ids)), "choices": []}
@@ -95,7 +101,7 @@ class RenderingVllm:
         }
 
     @staticmethod
-    def _generated(body: Mapping[str, Any], ids: list[int]) -> dict[str, Any]:
+    def _generated(body: Mapping[str, Any], ids: list[int], end: str) -> dict[str, Any]:
         return {
             "request_id": "generate-tokens-1",
             "model": body.get("model"),
@@ -103,7 +109,7 @@ class RenderingVllm:
             "usage": _usage(body, len(ids)),
             "prompt_token_ids": body["token_ids"],
             "output_mode": "tokens",
-            "choices": [_choice(ids, 0, finish="stop", total=len(ids))],
+            "choices": [_choice(ids, 0, finish=end, total=len(ids))],
         }
 
     def _whole(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,13 +132,13 @@ class RenderingVllm:
         }
 
     def _stream_piece(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """As vLLM does it: what was said before is read again, and the difference told."""
+        """As vLLM does it: what was said before is read again, and the difference told, control tokens included."""
         state = body["stream_state"] or {"output_token_ids": [], "tools_streamed": False}
         (choice,) = body["generate_chunk"]["choices"]
         parser = AnswerParser(FORMS["qwen"], body["chat_request"].get("tools") or [])
-        parser.feed(self._text(state["output_token_ids"]))
+        parser.feed(self.tokenizer.decode(state["output_token_ids"]))
         ids = [*state["output_token_ids"], *choice["token_ids"]]
-        added = parser.feed(self._text(ids)[len(self._text(state["output_token_ids"])) :])
+        added = parser.feed(self.tokenizer.decode(ids)[len(self.tokenizer.decode(state["output_token_ids"])) :])
         is_last = choice["finish_reason"] is not None
         rest = parser.end() if is_last else Delta()
         delta: dict[str, Any] = {} if state["output_token_ids"] else {"role": "assistant"}

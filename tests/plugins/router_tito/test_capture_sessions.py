@@ -90,6 +90,9 @@ async def test_the_sessions_sampling_parameters_and_model_override_the_agents_an
         ({"sampling_params": {"messages": []}}, "sampling_params.messages"),
         ({"sampling_params": {"n": 2}}, "sampling_params.n"),
         ({"sampling_params": {"stream": True}}, "sampling_params.stream"),
+        ({"sampling_params": {"use_beam_search": True}}, "sampling_params.use_beam_search"),
+        ({"sampling_params": {"continue_final_message": True}}, "sampling_params.continue_final_message"),
+        ({"sampling_params": {"echo": True}}, "sampling_params.echo"),
         ({"max_turns": 0}, "max_turns"),
         ({"max_turns": True}, "max_turns"),
         ({"max_total_tokens": 1.5}, "max_total_tokens"),
@@ -117,6 +120,11 @@ async def test_a_second_opening_of_an_open_session_touches_nothing() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- limits
+def is_known_to_agents(message: str) -> bool:
+    """By the words that LiteLLM and LangChain look for: they see the message and not the code."""
+    return "this model's maximum context length is" in message.lower() and "context_length_exceeded" in message
+
+
 async def test_the_last_turn_of_a_session_is_followed_by_a_clean_stop() -> None:
     async with captured_worker() as (worker, made):
         await made.open("o", max_turns=2)
@@ -124,7 +132,7 @@ async def test_the_last_turn_of_a_session_is_followed_by_a_clean_stop() -> None:
         stopped = await made.chat(messages, session_id="o", stream=True)
         told = error(stopped)
         assert (stopped.status, told["code"], told["param"]) == (400, "context_length_exceeded", "max_turns")
-        assert told["type"] == "invalid_request_error" and "maximum context length" in told["message"]
+        assert told["type"] == "invalid_request_error" and is_known_to_agents(told["message"])
         assert made.trace("o").end_status == "max_turns"
         assert len(turns(worker)) == 2 and len(made.branches("o")[0].transitions) == 2
 
@@ -149,6 +157,7 @@ async def test_a_session_whose_time_is_up_stops_cleanly() -> None:
         stopped = await made.chat(messages, session_id="o")
         assert (stopped.status, error(stopped)["code"]) == (400, "context_length_exceeded")
         assert error(stopped)["param"] == made.trace("o").end_status == "max_wall_clock_s"
+        assert is_known_to_agents(error(stopped)["message"])
 
 
 @pytest.mark.parametrize("dialect", ["sglang", "vllm"])
@@ -164,6 +173,7 @@ async def test_answers_get_the_room_that_the_session_has_left_and_then_it_stops(
         told = error(stopped)
         assert (stopped.status, told["code"], told["param"]) == (400, "context_length_exceeded", "max_total_tokens")
         assert "This model's maximum context length is 60 tokens" in told["message"]
+        assert is_known_to_agents(told["message"])
         assert made.trace("o").end_status == "max_total_tokens"
 
 
@@ -342,6 +352,10 @@ async def test_capabilities_tell_modes_and_the_templates_self_test() -> None:
         assert told["tokenizer"]["is_ready"] is True
         assert told["tokenizer"]["self_test"]["is_bridgeable"] is True
         assert set(told["session_keys"]) >= {"model", "sampling_params", "max_turns"}
+        assert set(told["modes"]) == {"inject", "translate", "render", "observe"}
+        assert set(told["samples"]["formats"]) >= {"neutral", "psrl", "skyrl", "slime", "verl", "trl"}
+        assert told["samples"]["pickers"] == ["all_leaves", "drop_abandoned", "longest"]
+        assert told["samples"]["encodings"] == ["json", "npz", "safetensors"]
         assert (await exchange_once(made.port, "POST", "/sessions/capabilities")).status == 405
 
 

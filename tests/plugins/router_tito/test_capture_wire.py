@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 from capture_kit import CHAT, Capturing, captured_worker, capturing, events, trained_tokenizer, turns
+from router_tito.engines import ENGINES
 from tito_kit import assistant, system, user
 
 from router_core.testing import (
@@ -111,18 +112,31 @@ async def test_a_compressed_body_passes_and_is_not_captured() -> None:
         ({"n": 2}, "n"),
         ({"best_of": 3}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
+        ({"echo": True}, "echo"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"messages": [*START, assistant("The answer is")]}, "messages"),
     ],
 )
-async def test_what_no_record_can_represent_is_a_400_naming_the_field(body: dict[str, Any], param: str) -> None:
-    async with captured_worker() as (worker, made):
-        refused = await made.chat(START, **body)
-        error = refused.json()["error"]
-        assert (refused.status, error["param"], error["type"]) == (400, param, "invalid_request_error")
+@pytest.mark.parametrize(("mode", "dialect"), [(mode, kind) for mode, kinds in ENGINES.items() for kind in kinds])
+async def test_what_no_record_can_represent_is_a_400_naming_the_field(
+    mode: str, dialect: str, body: dict[str, Any], param: str
+) -> None:
+    async with captured_worker(dialect, mode=mode) as (worker, made):
+        for stream in (False, True):
+            refused = await made.chat(**{"messages": START, "stream": stream, **body})
+            error = refused.json()["error"]
+            assert (refused.status, error["param"], error["code"]) == (400, param, "not_capturable")
+            assert (error["type"], set(error)) == ("invalid_request_error", {"message", "type", "param", "code"})
         assert worker.requests == []
+        assert made.trace().turns == 0
+
+
+async def test_the_values_that_ask_for_nothing_pass() -> None:
+    async with captured_worker() as (worker, made):
         said(worker)
-        assert (await made.chat(START, **{name: 1 for name in body if name == "n"})).status == 200
+        nothing = {"n": 1, "best_of": 1, "use_beam_search": False, "echo": False, "continue_final_message": False}
+        assert (await made.chat(START, **nothing, add_generation_prompt=True)).status == 200
 
 
 # -------------------------------------------------------------------------------------------------------- to the client

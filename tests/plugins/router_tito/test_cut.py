@@ -9,7 +9,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from router_tito.engines.cut import cut_logprobs
+from router_tito.engines.cut import cut_ids, cut_logprobs
 
 ENTRY = st.builds(
     lambda text, logprob, order: {
@@ -62,3 +62,22 @@ def test_what_is_cut_is_what_would_have_been_decoded(entries: list[Any], text: s
 def test_what_does_not_look_as_engines_write_it_is_left_to_the_decoder(told: dict[str, Any]) -> None:
     assert cut_logprobs(orjson.dumps(told)) is None
     assert cut_logprobs(json.dumps(answer([])).encode()) is None  # spaces
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        (b'{"a":1,"ids":[1,22],"b":2}', b'{"a":1,"ids":null,"b":2}'),
+        (b'{"ids":[1,223]}', None),
+        (b'{"ids":[1,22,3]}', None),
+        (b'{"ids":[1, 22]}', None),
+        (b'{"ids":null}', None),
+        (b'{"b":[1,22]}', None),
+        (b'{"ids":[1,22],"x":{"ids":[1,22]}}', None),
+        (b'{"text":"\\"ids\\":[1,22]","b":1}', None),
+        (b'{"text":"\\"ids\\":[1,22]","ids":[1,22]}', b'{"text":"\\"ids\\":[1,22]","ids":null}'),
+        (b"", None),
+    ],
+)
+def test_ids_are_cut_out_where_they_stand_once_and_are_these(text: bytes, rest: bytes | None) -> None:
+    assert cut_ids(text, b"ids", b"[1,22]") == rest

@@ -132,3 +132,32 @@ def test_remembered_context_hashes_tell_true_from_one() -> None:
         assert hashes.get([{"a": value}], None) == context_hash([{"a": value}], None)
     for number in range(200):
         assert hashes.get(None, {"n": number}) == context_hash(None, {"n": number})
+
+
+ARGUMENTS = json.dumps({"city": "Zürich", "unit": "C"})  # with escapes, as most servers write them
+SAID = {"role": "assistant", "content": None, "tool_calls": [call("weather", ARGUMENTS)], "reasoning_content": "t"}
+FUNCTION = {"arguments": ARGUMENTS, "name": "weather"}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"content": "", "role": "assistant", "tool_calls": [{"function": FUNCTION, "id": "c1", "type": "function"}]},
+        {"role": "assistant", "tool_calls": [{"index": 0, "id": "c1", "type": "function", "function": FUNCTION}]},
+        {
+            "content": None,
+            "role": "assistant",
+            "tool_calls": [
+                {"type": "function", "id": "c1", "function": {**FUNCTION, "arguments": '{"unit":"C","city":"Zürich"}'}}
+            ],
+        },
+        {"role": "assistant", "content": [], "tool_calls": [{"id": "c1", "function": {**FUNCTION, "x": None}}]},
+        {"role": "assistant", "content": [{"type": "text", "text": ""}], "tool_calls": [call("weather", ARGUMENTS)]},
+        {**SAID, "reasoning_content": None, "reasoning": "t", "refusal": None, "annotations": [], "audio": None},
+        {**SAID, "function_call": None, "provider_specific_fields": {"refusal": None}, "name": None},
+        {**SAID, "name": "", "tool_calls": [{**call("weather", ARGUMENTS), "custom": None}]},
+    ],
+)
+def test_the_forms_in_which_agents_send_an_answer_back_are_one_message(sent: dict[str, Any]) -> None:
+    """Of the openai SDK, of langgraph (arguments anew), of litellm (null dropped, own fields), of stream readers."""
+    assert OPTIONAL.key(sent).accepts(OPTIONAL.key(SAID))

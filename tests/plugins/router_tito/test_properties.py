@@ -9,10 +9,12 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from router_tito.lines import Lines
 from router_tito.matcher import Matcher
 from router_tito.node import ModelTurnResult
 from router_tito.render import Renderer
 from router_tito.trace import Trace
+from router_tito.turn import PendingTurn
 from tito_kit import GLM_LIKE, LLAMA_LIKE, QWEN3_LIKE, Agent, Trained, answer, assistant, row, system, tool, user
 
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=4)
@@ -30,6 +32,7 @@ class Session:
 
     def ask(self, draw: Any, number: int) -> None:
         turn = self.trace.prepare_turn(self.messages)
+        check_match(self.trace, self.messages, turn)
         anchor = turn.bridge_anchor()
         if anchor is not None and draw(st.booleans()):
             known = list(anchor[0] + anchor[1])
@@ -79,6 +82,18 @@ class Session:
             self.messages = [*stripped, draw(ENVIRONMENT)]
         else:
             self.messages = [*self.messages, draw(ENVIRONMENT)]
+
+
+def check_match(trace: Trace, messages: list[dict[str, Any]], turn: PendingTurn) -> None:
+    """A line only saves work: what is found by it is what walking the whole graph finds."""
+    graph, lines = trace.graph, trace.graph.lines
+    ids = [list(graph.token_ids(node_id)) for node_id in turn.path]
+    graph.lines = Lines()
+    walked = graph.match(messages, turn.context, trace.matcher.key)
+    assert (walked.keys, walked.path, walked.request) == (turn.keys, turn.path, turn.request)
+    assert ids == [list(graph.token_ids(node_id)) for node_id in turn.path]
+    assert list(turn.path) == (graph.path(turn.path[-1]) if turn.path else [])
+    graph.lines = lines
 
 
 @settings(max_examples=150, deadline=None)
@@ -149,7 +164,7 @@ def test_a_bridge_is_the_whole_rendering_if_the_model_writes_as_the_template_doe
     prompt = agent.renderer.render_turn(turn)
     assert prompt.how == "bridge"
     assert list(prompt.ids) == list(agent.renderer.render(messages).ids)
-    assert len(prompt.message_indices) == len(prompt.ids)
+    assert len(prompt.message_indices) == len(prompt.ids) - prompt.labelled_from
     assert len(agent.trace.branches()) == 1
 
 

@@ -29,7 +29,7 @@ async def test_a_tool_session_by_the_sdk_is_one_sequence(stream: bool) -> None:
         assert called["tool_calls"][0]["function"] == {"name": "ls", "arguments": '{"path": "/tmp"}'}
         messages += [called, tool("a.txt", called["tool_calls"][0]["id"])]
         answered = await ask(client, messages, stream=stream, tools=TOOLS)
-        assert answered["content"].strip() == "two files"
+        assert answered["content"].strip() == "two files"  # without the token that ended it
         messages += [answered, user("And now?")]
         await ask(client, messages, stream=stream, tools=TOOLS)
         (branch,) = made.branches()
@@ -86,6 +86,22 @@ async def test_usage_and_ids_are_told_as_asked(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_the_token_that_ends_an_answer_is_shown_to_those_who_ask_for_it(stream: bool) -> None:
+    async with captured_worker("vllm", mode="render") as (worker, made):
+        vllm = RenderingVllm(worker, WORDS[2:] * 2)
+        ids = trained_tokenizer().encode(WORDS[2])
+        for asked, shown in (({}, ids[:-1]), ({"include_stop_str_in_output": True}, ids)):
+            await made.chat(START, stream=stream, **asked)
+            pieces = [
+                (body.get("generate_chunk") or body.get("generate_response"))["choices"][0]["token_ids"]
+                for body in vllm.bodies(DERENDER)
+            ]
+            assert [token for piece in pieces for token in piece] == shown
+            vllm.calls.clear()
+        assert all(list(branch.transitions[0].completion_ids) == ids for branch in made.branches())
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_the_worker_does_not_parse_is_marked(stream: bool) -> None:
     async with captured_worker("vllm", mode="render") as (worker, made):
         RenderingVllm(worker, WORDS).derenders = False
@@ -96,6 +112,41 @@ async def test_an_answer_that_the_worker_does_not_parse_is_marked(stream: bool) 
             assert b'"code":"derender_failed"' in answer.body and b"[DONE]" not in answer.body
         else:
             assert answer.get("x-router-untrainable") == "derender_failed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_aborted_answer_is_continued_from_its_ids_and_parsed_whole(stream: bool) -> None:
+    enabled = ("tito", "partial_rollout", "least_inflight")
+    more = {"stream_options": {"include_usage": True}} if stream else {}
+    async with captured_worker("vllm", mode="render", enabled=enabled) as (worker, made):
+        vllm = RenderingVllm(worker, WORDS)
+        ids = trained_tokenizer().encode(WORDS[0])
+        vllm.cuts = [3, len(ids) - 8]
+        headers = {"x-partial-rollout": "true"}
+        told = await made.chat(START, stream=stream, tools=TOOLS, headers=headers, return_token_ids=True, **more)
+        (branch,) = made.branches()
+        (view,) = branch.transitions
+        assert list(view.completion_ids) == ids
+        assert len(view.logprobs) == len(ids)
+        assert view.finish_reason == "tool_calls"
+        assert view.facts.weight_versions == (("v3", 0, 3), ("v3", 3, len(ids) - 5), ("v3", len(ids) - 5, len(ids)))
+        asked = [list(body["token_ids"]) for body in vllm.bodies(GENERATE)]
+        prompt = list(view.prompt_ids)
+        assert asked == [prompt, [*prompt, *ids[:3]], [*prompt, *ids[: len(ids) - 5]]]
+        lengths = [body["sampling_params"]["max_tokens"] for body in vllm.bodies(GENERATE)]
+        assert lengths == [LIMIT - len(prompt) - made_before for made_before in (0, 3, len(ids) - 5)]
+        if stream:
+            chunks = events(told)
+            assert len({chunk["id"] for chunk in chunks}) == 1
+            choices = [choice for chunk in chunks for choice in chunk["choices"]]
+            assert [token for choice in choices for token in choice["token_ids"] or ()] == ids
+            assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
+            message, usage = said(told), chunks[-1]["usage"]
+        else:
+            message, usage = told.json()["choices"][0]["message"], told.json()["usage"]
+        assert message["reasoning"].strip() == "look"
+        assert message["tool_calls"][0]["function"] == {"name": "ls", "arguments": '{"path": "/tmp"}'}
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), len(ids))
 
 
 async def test_a_worker_without_the_routes_is_named() -> None:

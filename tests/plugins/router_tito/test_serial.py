@@ -40,7 +40,7 @@ def test_a_trace_survives_json_and_goes_on() -> None:
     assert list(map(row, loaded.branches())) == list(map(row, trace.branches()))
     assert [list(b.logprobs) for b in loaded.branches()] == [list(b.logprobs) for b in trace.branches()]
     assert [b.reasons for b in loaded.branches()] == [b.reasons for b in trace.branches()]
-    assert loaded.nbytes == trace.nbytes
+    assert loaded.graph.node_bytes == trace.graph.node_bytes
     assert loaded.expects_routed_experts
     first, again = trace.prepare_turn(ASK, TOOLS), loaded.prepare_turn(ASK, TOOLS)
     assert (first.turn_id, first.path, first.request) == (again.turn_id, again.path, again.request)

@@ -167,7 +167,6 @@ async def test_each_field_goes_under_the_calls_own_name(dialect: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("echo", True),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "ls"}}),
         ("parallel_tool_calls", False),

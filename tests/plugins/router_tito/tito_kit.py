@@ -279,6 +279,7 @@ def answer(
     fields.setdefault("logprobs", [-(1 + index) / 64 for index in range(len(ids))])
     if isinstance(prompt, RenderedPrompt):
         fields.setdefault("prompt_message_indices", prompt.message_indices)
+        fields.setdefault("labelled_from", prompt.labelled_from)
         fields.setdefault("reused_prefix_length", prompt.reused_prefix_length)
         fields.setdefault("how", prompt.how)
         prompt = prompt.ids

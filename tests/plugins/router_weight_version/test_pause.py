@@ -293,6 +293,7 @@ async def test_waiting_for_a_pause_waits_for_uploads_under_way() -> None:
         assert worker.requests[0].body == body
 
 
+@pytest.mark.timeout(240)
 async def test_512_requests_in_flight_through_20_rounds_of_pause_update_and_resume_see_no_error() -> None:
     """Nothing is sent in a pause, and nothing comes to a worker whose weights are older than its tag."""
     is_over = is_in_pause = False

@@ -1,0 +1,139 @@
+"""A request that came by ASGI: the one reader of its client's side, and the messages of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from router_core.errors import ClientLeft, RouterError
+from router_core.headers import RawHeaders
+from router_core.upload import FULL_S, Upload
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+HAS_LEFT = "router_core.has_left"
+"""Scope key of a function that says whether the client has closed its side, even behind bytes that nobody reads."""
+BROKEN = "router_core.broken"
+"""Scope key of a `Broken`, put there by the outermost guard."""
+
+
+class Broken:
+    """Says that an answer broke after its head had left, so that no middleware can make a clean end of it."""
+
+    __slots__ = ("is_broken",)
+
+    def __init__(self) -> None:
+        self.is_broken = False
+
+
+class AsgiInbound:
+    """`Inbound` over an ASGI scope.
+
+    It reads on while nobody takes the body, because a server stops reading a socket whose bytes pile up, and would
+    not see the client leave.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, path: bytes) -> None:
+        """``path`` in place of the scope's: they differ for a turn below ``/sessions/{id}/``."""
+        self.method: str = scope["method"]
+        self.path = path
+        self.query: bytes = scope["query_string"]
+        self.headers: RawHeaders = scope["headers"]
+        self.http_version: str = scope["http_version"]
+        self.scheme: str = scope["scheme"]
+        client = scope.get("client")
+        self.client_host: str | None = client[0] if client else None
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._has_left: Callable[[], bool] | None = scope.get(HAS_LEFT)
+        self._task = asyncio.current_task()
+        self._reading: asyncio.Task[None] | None = None
+
+    # --------------------------------------------------------------------------------------------------------- the body
+    def open(self, upload: Upload, interrupt: Callable[[RouterError], None]) -> Awaitable[None]:
+        self._upload, self._interrupt = upload, interrupt
+        self._room = asyncio.Event()
+        upload.on_room = self._room.set
+        return self._open()
+
+    async def _open(self) -> None:
+        self._upload.check_length()
+        if not await self._next():
+            raise self._upload.error or ClientLeft("the client closed its connection")
+        self._reading = asyncio.get_running_loop().create_task(self._read_on(), name="reads a client")
+
+    async def _read_on(self) -> None:
+        while await self._next():
+            pass
+
+    async def _next(self) -> bool:
+        upload = self._upload
+        try:
+            if not upload.is_complete:
+                await self._make_room()
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft("the client closed its connection")
+            upload.put(message.get("body", b""))
+            if not message.get("more_body", False):
+                upload.finish()
+        except RouterError as error:
+            upload.fail(error)
+            self._interrupt(error)
+            return False
+        return True
+
+    async def _make_room(self) -> None:
+        """Waits while the buffer is full. Raises Reject for a held body above its bound, and ClientLeft."""
+        while self._upload.is_full:
+            self._room.clear()
+            try:
+                async with asyncio.timeout(FULL_S):
+                    await self._room.wait()
+            except TimeoutError:
+                if self._has_left is not None and self._has_left():
+                    raise ClientLeft("the client closed its connection") from None
+                if (refusal := self._upload.overdue()) is not None:
+                    raise refusal from None
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def close(self) -> None:
+        self._has_left = None
+        self._interrupt = _nobody
+        if self._reading is not None:
+            self._reading.cancel()
+
+    # ------------------------------------------------------------------------------------------------------- the answer
+    async def whole(self, status: int, fields: RawHeaders, body: bytes) -> None:
+        await self._pass({"type": "http.response.start", "status": status, "headers": fields})
+        await self._pass({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def begin(self, status: int, fields: RawHeaders, *, is_chunked: bool) -> None:
+        await self._pass({"type": "http.response.start", "status": status, "headers": fields})
+
+    async def write(self, chunk: bytes) -> None:
+        await self._pass({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def end(self) -> None:
+        await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def break_off(self) -> None:
+        if isinstance(broken := self._scope.get(BROKEN), Broken):
+            broken.is_broken = True
+
+    async def _pass(self, message: MutableMapping[str, Any]) -> None:
+        try:
+            await self._send(message)
+        except OSError as error:
+            raise ClientLeft("the client closed its connection") from error
+
+
+def _nobody(error: RouterError) -> None:
+    """The client of an exchange that is over may leave."""

@@ -1,0 +1,374 @@
+"""A server's protocol that gives proxied requests to the core as they are parsed, without ASGI in between.
+
+The router's own routes go on to the ASGI app. Where an ASGI middleware is mounted, everything does (`Protocol`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from router_core.asgi import Front, passes_on
+from router_core.errors import ClientLeft, Reject, RouterError
+from router_core.headers import RawHeaders
+from router_core.inbound import Room
+from router_core.protocol import Protocol
+from router_core.upload import FULL_S, Upload
+
+log = logging.getLogger("router_core")
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+EARLY_BYTES = 64 * 1024
+"""Bytes of a body above which a client is not read until its exchange begins."""
+COPIED_BYTES = 64 * 1024
+"""A body or chunk below this is written in one piece with its head or frame."""
+
+
+class FastProtocol(Protocol):
+    """One client's connection."""
+
+    cycle: Any
+    """`FastCycle`, or uvicorn's own."""
+
+    def __init__(self, front: Front, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._front = front
+        self._serving: FastCycle | None = None
+        self._idle_since = 0.0
+
+    # ------------------------------------------------------------------------------------------------- httptools' calls
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+
+    def on_headers_complete(self) -> None:
+        url = httptools.parse_url(self.url)
+        if (turn := passes_on(self._front.routes, url.path)) is None:
+            self._to_the_app()
+            return
+        former, cycle = self.cycle, FastCycle(self, turn[0], url.query or b"", turn[1])
+        self.cycle = cycle
+        if former is None or former.response_complete:
+            self._serve(cycle)
+        else:
+            self.flow.pause_reading()
+            self.loop.call_later(FULL_S, self._look_whether_left)
+            self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]  # it has what uvicorn asks of a cycle
+        if self.parser.should_upgrade():
+            self._note_framing()
+
+    def _to_the_app(self) -> None:
+        headers, url, expects = self.headers, self.url, self.expect_100_continue
+        super().on_message_begin()
+        self.headers = self.scope["headers"] = headers
+        self.url, self.expect_100_continue = url, expects
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if isinstance(self.cycle, FastCycle):
+            self.cycle.take_in(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not isinstance(self.cycle, FastCycle):
+            super().on_message_complete()
+        elif self._framing is None:
+            self.cycle.take_end()
+
+    def _look_whether_left(self) -> None:
+        """While requests wait behind one, nothing is read, and no end is seen."""
+        if self.pipeline and not self.transport.is_closing():
+            if self.has_left():
+                self.transport.abort()
+            else:
+                self.loop.call_later(FULL_S, self._look_whether_left)
+
+    # ---------------------------------------------------------------------------------------------------- its exchanges
+    def _serve(self, cycle: FastCycle) -> None:
+        self._serving = cycle
+        task = cycle.task = self.loop.create_task(self._front.proxy.serve(cycle, cycle.session_id))
+        self.tasks.add(task)
+        task.add_done_callback(cycle.served)
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        if not self.pipeline:
+            self._idle_since = self.loop.time()
+            if self.timeout_keep_alive_task is None:
+                self._look_in(self.timeout_keep_alive)
+            return
+        cycle: Any
+        cycle, app = self.pipeline.pop()
+        if isinstance(cycle, FastCycle):
+            self._serve(cycle)
+        else:
+            self._start_asgi_task(cycle, app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+        self.pipeline.clear()
+        if self._serving is not None:
+            self._serving.lose()
+
+    # ------------------------------------------------------------------ keep-alive: a timer that is not moved each time
+    def _unset_keepalive_if_required(self) -> None:
+        """It looks by itself whether the connection is idle."""
+
+    def _look_in(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            return  # the end of that answer sets it again
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._look_in(left)
+        else:
+            super().timeout_keep_alive_handler()
+
+
+class _NoEvent:
+    def set(self) -> None:
+        """uvicorn tells its own cycles so that something happened."""
+
+
+class FastCycle:
+    """`Inbound` of one request: what its connection parses goes in, what the core answers goes out."""
+
+    __slots__ = (
+        "_connection",
+        "_early",
+        "_expects_continue",
+        "_flow",
+        "_has_come",
+        "_interrupt",
+        "_is_chunked",
+        "_is_received",
+        "_timer",
+        "_transport",
+        "_upload",
+        "client_host",
+        "disconnected",
+        "headers",
+        "http_version",
+        "keep_alive",
+        "method",
+        "path",
+        "query",
+        "response_complete",
+        "response_started",
+        "scheme",
+        "session_id",
+        "task",
+    )
+
+    message_event = _NoEvent()
+
+    def __init__(self, connection: FastProtocol, path: bytes, query: bytes, session_id: str | None) -> None:
+        parser = connection.parser
+        self.method = parser.get_method().decode("ascii")
+        self.path = path
+        self.query = query
+        self.session_id = session_id
+        self.headers = connection.headers
+        self.http_version = parser.get_http_version()
+        self.scheme: str = connection.scheme or "http"
+        self.client_host = connection.client[0] if connection.client else None
+        self.keep_alive = self.http_version != "1.0" and parser.should_keep_alive()
+        self.disconnected = self.response_started = self.response_complete = False
+        self._connection = connection
+        self._transport = connection.transport
+        self._flow = connection.flow
+        self._expects_continue = connection.expect_100_continue
+        self._early: list[bytes] = []
+        self._is_received = False
+        self._upload: Upload | None = None
+        self._interrupt: Callable[[RouterError], None] = _nobody
+        self._has_come: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_chunked = False
+        self.task: asyncio.Task[None] | None = None
+        """What serves it, once it is its turn."""
+
+    # -------------------------------------------------------------------------------------------------------- the body
+    def open(self, upload: Upload, interrupt: Callable[[RouterError], None]) -> Awaitable[None] | None:
+        upload.check_length()
+        if self.disconnected:
+            raise ClientLeft("the client closed its connection")
+        self._upload, self._interrupt = upload, interrupt
+        if self._expects_continue:
+            self._transport.write(CONTINUE)
+        upload.on_room = self._go_on_reading
+        for piece in self._early:
+            upload.put(piece)
+        if self._is_received:
+            upload.finish()
+        elif not self._early and not upload.is_complete:
+            self._has_come = self._connection.loop.create_future()
+        if upload.is_full and not self._is_received:
+            self._stop_reading()
+        else:
+            self._go_on_reading()
+        self._early = []
+        return self._has_come
+
+    def take_in(self, piece: bytes) -> None:
+        """A piece of the body came."""
+        if self.response_complete:
+            return
+        upload = self._upload
+        if upload is None:
+            self._early.append(piece)
+            if sum(map(len, self._early)) > EARLY_BYTES:
+                self._flow.pause_reading()
+            return
+        try:
+            upload.put(piece)
+        except Reject as refusal:
+            self._give_up(upload, refusal)
+            return
+        self._tell_who_waits()
+        if upload.is_full:
+            self._stop_reading()
+
+    def take_end(self) -> None:
+        """The body is whole."""
+        self._is_received = True
+        if self._upload is not None:
+            self._upload.finish()
+            self._tell_who_waits()
+
+    def _tell_who_waits(self) -> None:
+        if self._has_come is not None and not self._has_come.done():
+            self._has_come.set_result(None)
+
+    def _stop_reading(self) -> None:
+        self._flow.pause_reading()
+        if self._timer is None:
+            self._timer = self._connection.loop.call_later(FULL_S, self._look_at_full)
+
+    def _go_on_reading(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._flow.read_paused and not self._connection.pipeline:
+            self._flow.resume_reading()
+
+    def _look_at_full(self) -> None:
+        upload, self._timer = self._upload, None
+        if upload is None or self.response_complete:
+            return
+        refusal: RouterError | None = upload.overdue()
+        if self._connection.has_left():
+            refusal = ClientLeft("the client closed its connection")
+        if refusal is not None:
+            self._give_up(upload, refusal)
+        else:
+            self._timer = self._connection.loop.call_later(FULL_S, self._look_at_full)
+
+    def _give_up(self, upload: Upload, why: RouterError) -> None:
+        upload.fail(why)
+        self._interrupt(why)
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        if self.response_complete:
+            return
+        self.disconnected = True
+        if self._upload is not None:
+            self._give_up(self._upload, ClientLeft("the client closed its connection"))
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def close(self) -> None:
+        self._interrupt = _nobody
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ------------------------------------------------------------------------------------------------------- the answer
+    def whole(self, status: int, fields: RawHeaders, body: bytes) -> Room:
+        parts = self._head(status, fields)
+        parts.append(b"\r\n")
+        if self.disconnected:
+            return None
+        if len(body) < COPIED_BYTES:
+            parts.append(body)
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.write(b"".join(parts))
+            self._transport.write(body)
+        self._finish()
+        return None
+
+    def begin(self, status: int, fields: RawHeaders, *, is_chunked: bool) -> Room:
+        parts = self._head(status, fields)
+        self._is_chunked = is_chunked
+        parts.append(b"transfer-encoding: chunked\r\n\r\n" if is_chunked else b"\r\n")
+        if not self.disconnected:
+            self._transport.write(b"".join(parts))
+        return None
+
+    def write(self, chunk: bytes) -> Room:
+        if self.disconnected:
+            return None
+        if not self._is_chunked:
+            self._transport.write(chunk)
+        elif len(chunk) < COPIED_BYTES:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        else:
+            self._transport.writelines((b"%x\r\n" % len(chunk), chunk, b"\r\n"))
+        return self._flow.drain() if self._flow.write_paused else None
+
+    def end(self) -> Room:
+        if not self.disconnected:
+            if self._is_chunked:
+                self._transport.write(b"0\r\n\r\n")
+            self._finish()
+        return None
+
+    def break_off(self) -> None:
+        self._transport.close()
+
+    def _head(self, status: int, fields: RawHeaders) -> list[bytes]:
+        parts = [STATUS_LINE[status]]
+        for name, value in fields:
+            parts += (name, b": ", value, b"\r\n")
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        self.response_started = True
+        return parts
+
+    def _finish(self) -> None:
+        self.response_complete = True
+        if not self.keep_alive:
+            self._transport.close()
+        self._connection.on_response_complete()
+
+    def served(self, task: asyncio.Task[None]) -> None:
+        """Its exchange has ended, whatever came of it; without a whole answer the connection does, too."""
+        self._connection.tasks.discard(task)
+        if not self.response_complete:
+            self._transport.close()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an exchange failed: %r", error, exc_info=error)
+
+
+def _nobody(error: RouterError) -> None:
+    """The client of an exchange that is over may leave."""
