@@ -185,7 +185,7 @@ class WorkerRoutes:
 
     def _drain_beside(self, worker: Worker) -> None:
         self._workers.start_drain(worker)
-        if worker.inflight == 0:
+        if worker.own_inflight == 0:
             self._workers.remove(worker)
         else:
             work = self._workers.drain(worker, self._settings.drain_timeout_s)

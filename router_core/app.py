@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.routing import BaseRoute
@@ -15,7 +16,7 @@ from router_core.asgi import ASGIApp, Front, Guard
 from router_core.clock import Clock
 from router_core.config import Config
 from router_core.control import ControlClient
-from router_core.errors import ConfigError, Reject
+from router_core.errors import ConfigError, PluginError, Reject
 from router_core.generation import Generation, Shared
 from router_core.holds import HoldQueue
 from router_core.introspection import describe_plugins
@@ -51,7 +52,12 @@ class Application:
     """
 
     def __init__(
-        self, config: Config, *, clock: Clock | None = None, read_config: Callable[[], Config] | None = None
+        self,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        read_config: Callable[[], Config] | None = None,
+        make_worker: Callable[..., Worker] = Worker,
     ) -> None:
         """Raises ConfigError, before anything serves."""
         settings = config.router
@@ -60,6 +66,10 @@ class Application:
         self.start_error: ConfigError | None = None
         """Why it did not start."""
         self._read_config = read_config
+        self.reload_all: Callable[[], Awaitable[dict[str, Any]]] = self.reload
+        """What ``POST /admin/reload`` does: with several processes it has all of them reload."""
+        self.tell: Callable[[str, Any], Awaitable[list[Any]]] = self._tell_here
+        """Tells a plugin something in every process."""
         self._clock = clock or Clock()
         self._tasks = Tasks(settings.max_background_tasks)
         self._work = Tasks(settings.max_background_tasks)
@@ -74,6 +84,7 @@ class Application:
             on_change=self._worker_changed,
             on_room=self.holds.wake_for_workers,
             allowed=_allowed_workers(config),
+            make_worker=make_worker,
         )
         self.sessions = SessionTable(
             self._clock,
@@ -88,9 +99,17 @@ class Application:
             max_field_bytes=settings.max_field_bytes,
         )
         self._shared = Shared(
-            self._clock, self.workers, self.sessions, self.holds, self._control, core_routes=self._core_routes
+            self._clock,
+            self.workers,
+            self.sessions,
+            self.holds,
+            self._control,
+            core_routes=self._core_routes,
+            tell=lambda plugin, message: self.tell(plugin, message),
         )
         sources, middlewares = _middleware_paths(config)
+        self._middlewares = [path for path, _, _ in middlewares]
+        _check_processes(config, middlewares)
         self.generation = Generation(1, config, sources, self._shared)
         self._generations.append(self.generation)
         self._stalls.know(self.registry.plugins)
@@ -136,7 +155,7 @@ class Application:
             *HealthRoutes(self.workers, generation.router.warming).routes(),
             *StatsRoutes(self.workers, self._clock).routes(),
             *WorkerRoutes(self.workers, self._work, settings).routes(),
-            *OperatorRoutes(lambda: self._describe(generation), self.reload).routes(),
+            *OperatorRoutes(lambda: self._describe(generation), lambda: self.reload_all()).routes(),
         ]
 
     def _describe(self, generation: Generation) -> dict[str, Any]:
@@ -163,6 +182,7 @@ class Application:
         router.find_tokenizer = lambda name: self.outside.find_tokenizer(name)
         router.session_moved = lambda session_id, old, new: self.outside.session_moved(session_id, old, new)
         router.time_hooks = lambda: self.plans.time_hooks()
+        router.tell_all = lambda plugin, message: self.tell(self.outside.name_of(plugin), message)
         router.plugin_errors = lambda: self.outside.errors()
         router.plugin_metrics = lambda: self.outside.metrics()
         router.open_session = lambda body: self.generation.router.open_session(body)
@@ -213,15 +233,30 @@ class Application:
         if self._is_reloading or len(self._generations) > MAX_OLD_GENERATIONS:
             message = "a reload is under way, or too many former ones wait for their exchanges to end"
             raise Reject(409, "reload_running", message, retry_after_s=1)
+        fresh = await self.prepare(self._read_config)
+        return self.commit(fresh)
+
+    async def prepare(self, read_config: Callable[[], Config]) -> Generation:
+        """Builds and starts a generation beside the one that serves; `commit` or `abandon` it. Raises Reject."""
         self._is_reloading = True
         try:
-            fresh = await self._start_generation(self._read_config)
+            return await self._start_generation(read_config)
         except ConfigError as error:
             log.error("the configuration was not reloaded, the old one serves on: %s", error)
             raise Reject(400, "bad_configuration", str(error)) from error
         finally:
             self._is_reloading = False
+
+    async def abandon(self, fresh: Generation) -> None:
+        """Stops a prepared generation that will not serve."""
+        self._generations.remove(fresh)
+        await fresh.stop()
+
+    def commit(self, fresh: Generation) -> dict[str, Any]:
+        """Has a prepared generation serve from now on; the old one runs out."""
         old, self.generation = self.generation, fresh
+        with contextlib.suppress(PluginError):  # it is logged; the old generation would serve no better
+            fresh.outside.take_over(old.outside.hand_over())
         self.proxy.serving, self.front.routes = fresh.serving, fresh.routes
         self.router.warming = fresh.router.warming
         self._tasks.spawn(self._run_out(old), name=f"generation {old.number} runs out")
@@ -243,7 +278,10 @@ class Application:
 
     async def _start_generation(self, read_config: Callable[[], Config]) -> Generation:
         config = read_config()
-        sources, _ = _middleware_paths(config)
+        sources, middlewares = _middleware_paths(config)
+        if config.router.processes > 1 and [path for path, _, _ in middlewares] != self._middlewares:
+            message = "ASGI middlewares change at the next start only: a process that was replaced would have others"
+            raise ConfigError(message, where=config.where("router.middleware_paths"), key="router.middleware_paths")
         fresh = Generation(self.generation.number + 1, config, sources, self._shared)
         fresh.router.exchanges = self.proxy.running
         self._generations.append(fresh)
@@ -260,6 +298,9 @@ class Application:
         await old.run_out()
         self._generations.remove(old)
         log.info("generation %d has ended", old.number)
+
+    async def _tell_here(self, plugin: str, message: Any) -> list[Any]:
+        return [await self.outside.told(plugin, message)]
 
     def _worker_changed(self, worker: Worker, old: WorkerState | None, new: WorkerState) -> None:
         for generation in list(self._generations):
@@ -299,6 +340,14 @@ def _middleware_paths(config: Config) -> tuple[list[PluginSource], list[tuple[st
                     f"{path!r} is neither a plugin class nor an ASGI middleware class", where=where, key=key
                 )
     return sources, middlewares
+
+
+def _check_processes(config: Config, middlewares: Sequence[tuple[str, Any, str]]) -> None:
+    """A middleware, too, has to say that it works in several processes."""
+    for path, cls, where in middlewares:
+        if config.router.processes > 1 and getattr(cls, "several_processes", False) is not True:
+            message = f"middleware {path!r} does not say several_processes = True: router.processes must be 1"
+            raise ConfigError(message, where=where, key="router.processes")
 
 
 def _takes_router(cls: type[Any]) -> bool:

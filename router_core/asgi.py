@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 from router_core.access import DATA_ADDRESS, Access
 from router_core.asgi_inbound import BROKEN, AsgiInbound, Broken
 from router_core.errors import Reject
-from router_core.headers import one_date_and_server
+from router_core.headers import RawHeaders, one_date_and_server
 from router_core.in_use import InUse
 from router_core.proxy import Proxy
 from router_core.types import Answer
@@ -38,6 +38,8 @@ class Routes(Protocol):
     claimed_paths: frozenset[bytes]
     session_nouns: frozenset[bytes]
     in_use: InUse
+
+    def is_of_plugin(self, scope: Scope) -> bool: ...
 
 
 def passes_on(routes: Routes, raw_path: bytes) -> tuple[bytes, str | None] | None:
@@ -71,6 +73,8 @@ class Front:
         self.proxy = proxy
         self.routes = routes
         self.access = access
+        self.is_ours: Callable[[str | None, RawHeaders], bool] | None = None
+        """Whether a proxied request is this process's own, by the session of its path and its fields; None: all are."""
         self._start = start
         self._stop = stop
 

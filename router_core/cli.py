@@ -84,6 +84,7 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default: 8000)")
     parser.add_argument("--worker", action="append", metavar="URL", help="a worker's URL; may be repeated")
+    parser.add_argument("--processes", type=int, metavar="N", help="processes that serve the port (default: 1)")
     parser.add_argument("--enable", action="append", default=[], metavar="NAME", help="a plugin to add to `enabled`")
     parser.add_argument("--disable", action="append", default=[], metavar="NAME", help="a plugin to take out of it")
     parser.add_argument("--middleware-paths", nargs="+", action="extend", metavar="PATH", help="pkg.mod:Class ...")
@@ -102,6 +103,7 @@ _FLAGS = {
     "host": "router.host",
     "port": "router.port",
     "worker": "router.workers",
+    "processes": "router.processes",
     "middleware_paths": "router.middleware_paths",
     "slime_router_middleware_paths": "router.slime_router_middleware_paths",
     "ready_file": "router.ready_file",
@@ -111,6 +113,13 @@ _FLAGS = {
 
 def _application(options: argparse.Namespace) -> Any:
     from router_core.app import Application
+
+    read = _reader(options)
+    return Application(read(), read_config=read)
+
+
+def _reader(options: argparse.Namespace) -> Any:
+    """What reads the configuration, at the start and for each reload."""
     from router_core.config import Config, load
 
     given = {key: getattr(options, name) for name, key in _FLAGS.items()}
@@ -126,13 +135,20 @@ def _application(options: argparse.Namespace) -> Any:
             profile=options.profile,
         )
 
-    return Application(read(), read_config=read)
+    return read
 
 
 def _serve(options: argparse.Namespace) -> int:
+    read = _reader(options)
+    config = read()
+    if config.router.processes > 1:
+        from router_core.processes import serve_in_processes
+
+        return serve_in_processes(read, config)
+    from router_core.app import Application
     from router_core.server import serve
 
-    return serve(_application(options))
+    return serve(Application(config, read_config=read))
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -49,7 +49,9 @@ class FastProtocol(Protocol):
 
     def on_headers_complete(self) -> None:
         url = httptools.parse_url(self.url)
-        if (turn := passes_on(self._front.routes, url.path)) is None:
+        front = self._front
+        turn = passes_on(front.routes, url.path)
+        if turn is None or (front.is_ours is not None and not front.is_ours(turn[1], self.headers)):
             self._to_the_app()
             return
         former, cycle = self.cycle, FastCycle(self, turn[0], url.query or b"", turn[1])

@@ -6,7 +6,7 @@ generation (workers, sessions, connections, held requests, the clock) is in `Sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,8 @@ class Shared:
     holds: HoldQueue
     control: ControlClient
     core_routes: Callable[[Generation], list[BaseRoute]]
+    tell: Callable[[str, Any], Awaitable[list[Any]]]
+    """Tells a plugin, by its name, in every process."""
 
     def router(self, settings: RouterSettings, tasks: Tasks) -> Router:
         return Router(settings, self.clock, tasks, self.workers, self.sessions, self.holds, self.control)
@@ -87,6 +89,7 @@ class Generation:
         self.router = shared.router(settings, self._tasks)
         self.router.find_tokenizer = self.outside.find_tokenizer
         self.router.session_moved = self.outside.session_moved
+        self.router.tell_all = lambda plugin, message: shared.tell(self.outside.name_of(plugin), message)
         self.router.time_hooks = self.plans.time_hooks
         self.router.plugin_errors = self.outside.errors
         self.router.plugin_metrics = self.outside.metrics

@@ -53,9 +53,8 @@ class Headers:
         return [value.decode("latin-1") for field, value in self.raw if field == key]
 
     def set(self, name: str, value: str) -> None:
-        """Replaces every field of this name by one, at the end."""
-        self.remove(name)
-        self.add(name, value)
+        """Replaces every field of this name by one, at the end. Raises ValueError as `add` does."""
+        self.set_raw(*_checked(name, value))
 
     def set_raw(self, name: bytes, value: bytes) -> None:
         """`set` with a lower-case name and a value that are known to be fit to send."""
@@ -65,9 +64,7 @@ class Headers:
 
     def add(self, name: str, value: str) -> None:
         """Appends one more field. Raises ValueError where the value would break the message."""
-        if not name or _BREAKS_NAME.search(name) or _BREAKS_VALUE.search(value):
-            raise ValueError(f"not a header field: {name!r}: {value!r}")
-        self.raw.append((name.lower().encode("latin-1"), value.encode("latin-1")))
+        self.raw.append(_checked(name, value))
 
     def remove(self, name: str) -> None:
         """Drops every field of this name, if there is one."""
@@ -86,6 +83,12 @@ class Headers:
 
     def __repr__(self) -> str:
         return f"Headers({self.raw!r})"
+
+
+def _checked(name: str, value: str) -> tuple[bytes, bytes]:
+    if not name or _BREAKS_NAME.search(name) or _BREAKS_VALUE.search(value):
+        raise ValueError(f"not a header field: {name!r}: {value!r}")
+    return name.lower().encode("latin-1"), value.encode("latin-1")
 
 
 def named_by_connection(raw: Iterable[tuple[bytes, bytes]]) -> set[bytes]:

@@ -221,6 +221,31 @@ def metrics() -> str | None:
     """Lines in Prometheus text format that the plugin adds to ``GET /metrics``. Plain."""
 
 
+@hookspec
+async def told(message: Any) -> Any:
+    """The plugin's part in this process is told what ``await router.tell_all(self, message)`` said in one of them.
+
+    Async, no deadline. Every process is told, the one that said it too, and all in the same order (of the calls, each
+    up to its first real wait); what this returns is one of the answers that ``tell_all`` gives, a Reject is raised
+    there. Messages and answers are plain values: texts, bytes, numbers, lists, dicts. In a router of one process
+    ``tell_all`` calls this and nothing else.
+    """
+
+
+@hookspec
+def hand_over() -> Any:
+    """What a process that takes the place of a lost one has to know: state that is alike in all of them.
+
+    Plain, asked of a process that runs (``--processes``); a plain value, as in `told`. Not what belongs to sessions
+    or running requests: these are lost with their process.
+    """
+
+
+@hookspec
+def take_over(state: Any) -> None:
+    """Takes what `hand_over` of another process answered. Plain, after `startup` and before the first request."""
+
+
 IN_REQUEST = (
     "identify",
     "request_start",
@@ -246,6 +271,9 @@ OUTSIDE_REQUEST = (
     "session_moved",
     "tokenizer",
     "metrics",
+    "told",
+    "hand_over",
+    "take_over",
 )
 
 ASYNC = frozenset(
@@ -257,6 +285,7 @@ ASYNC = frozenset(
         "startup",
         "shutdown",
         "session_opened",
+        "told",
     )
 )
 """Hooks that are ``async def``; all others are plain."""

@@ -10,6 +10,7 @@ from typing import Any
 from router_core.app import Application
 from router_core.clock import Clock
 from router_core.config import Config, load
+from router_core.errors import ConfigError
 from router_core.router import Router
 from router_core.server import GuestServer, Listeners, listen, url_of
 
@@ -49,7 +50,11 @@ async def serving(config: Mapping[str, Any], *, clock: Clock | None = None) -> A
     def read() -> Config:
         return load({**config, "router": {"port": 0, **config.get("router", {})}}, file="", environment={})
 
-    application = Application(read(), clock=clock, read_config=read)
+    settings = read()
+    if settings.router.processes > 1:
+        message = "a router inside another program is one process: `router-core serve` starts several"
+        raise ConfigError(message, key="router.processes")
+    application = Application(settings, clock=clock, read_config=read)
     listeners = listen(application.config)
     server = GuestServer(application, listeners)
     task = asyncio.create_task(server.run_here(), name="router")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.routing import BaseRoute, Mount, Route
 
-from router_core.errors import ConfigError
+from router_core.errors import ConfigError, Reject
 from router_core.plan import FAULTS, LoadedPlugin, is_cancelled, observe
 from router_core.router import Router
 from router_core.types import Session, Worker, WorkerState
@@ -68,6 +68,41 @@ class OutsideHooks:
     def session_moved(self, session_id: str, old: Worker, new: Worker) -> None:
         for plugin, call in self._calls("session_moved"):
             observe(plugin, "session_moved", call, session_id, old, new)
+
+    async def told(self, name: str, message: Any) -> Any:
+        """One plugin's answer to a message. Raises Reject, PluginError."""
+        plugin, call = next(((p, c) for p, c in self._calls("told") if p.name == name), (None, None))
+        if plugin is None or call is None:
+            raise RuntimeError(f"no plugin {name!r} with a hook 'told' is loaded")
+        try:
+            return await call(message)
+        except Reject:
+            raise
+        except Exception as error:
+            raise plugin.failed("told", error) from error
+
+    def name_of(self, instance: object) -> str:
+        """The name under which a plugin is loaded."""
+        return next(plugin.name for plugin in self._plugins if plugin.instance is instance)
+
+    def hand_over(self) -> dict[str, Any]:
+        """Plugin -> what it hands over to a new process. Raises PluginError."""
+        found = {}
+        for plugin, call in self._calls("hand_over"):
+            try:
+                found[plugin.name] = call()
+            except Exception as error:
+                raise plugin.failed("hand_over", error) from error
+        return found
+
+    def take_over(self, states: Mapping[str, Any]) -> None:
+        """Raises PluginError."""
+        for plugin, call in self._calls("take_over"):
+            if plugin.name in states:
+                try:
+                    call(states[plugin.name])
+                except Exception as error:
+                    raise plugin.failed("take_over", error) from error
 
     def find_tokenizer(self, name: str | None) -> Any:
         """The first tokenizer that a plugin offers, or None."""

@@ -99,6 +99,8 @@ class Registry:
         for name in self._wanted():
             self._load(name)
         self.profiles = {name: self._profile(name) for name in config.profiles}
+        if config.router.processes > 1:
+            self._check_processes()
         self.installed = frozenset(self._sources)
         """The names of all plugins there are, loaded or not."""
 
@@ -128,6 +130,22 @@ class Registry:
                 f"there is no plugin {name!r}{self._suggest(name)}", where=self._config.where(key), key=key
             )
         return self._sources[name]
+
+    def _check_processes(self) -> None:
+        """A plugin that does not say that it works in several processes is not run in them."""
+        for plugin in self.plugins:
+            says = getattr(plugin.instance, "several_processes", False)
+            used = [
+                plugin.settings,
+                *(p.settings[plugin.name] for p in self.profiles.values() if plugin.name in p.settings),
+            ]
+            if not all(says(settings) if callable(says) else says is True for settings in used):
+                raise ConfigError(
+                    f"plugin {plugin.name!r} does not work in several processes"
+                    + (" as it is set" if callable(says) else ": its class does not say several_processes = True"),
+                    where=self._config.where("router.processes"),
+                    key="router.processes",
+                )
 
     # -------------------------------------------------------------------------------------------------------- loading
     def _load(self, name: str) -> None:

@@ -57,6 +57,9 @@ class Router:
         """What the plugins' `metrics` hooks say, joined."""
         self.open_session: Callable[[dict[str, Any]], Awaitable[Session]] = _no_sessions
         """Opens a session as ``POST /sessions`` with this body would. Raises Reject."""
+        self.tell_all: Callable[[object, Any], Awaitable[list[Any]]] = _nobody
+        """``await router.tell_all(self, message)`` in a plugin: its hook `told` runs in every process of
+        ``--processes``; gives the answers of all. Raises Reject if one of them did."""
         self.session_moved: Callable[[str, Worker, Worker], None] = lambda session_id, old, new: None
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
@@ -71,6 +74,10 @@ class Router:
     def session(self, session_id: str) -> Session | None:
         """An open session by its id."""
         return self.sessions.get(session_id)
+
+
+async def _nobody(plugin: object, message: Any) -> list[Any]:
+    raise RuntimeError("plugins hear each other once the router is built")
 
 
 async def _no_sessions(body: dict[str, Any]) -> Session:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 
 from router_core.admin import CLAIMED
-from router_core.asgi import ASGIApp
+from router_core.asgi import ASGIApp, Scope
 from router_core.errors import Reject, RouterError
 from router_core.failures import answer_for
 from router_core.in_use import InUse
@@ -29,6 +29,7 @@ class RouteTable:
         )
         starlette.router.redirect_slashes = False
         self.app = cast(ASGIApp, starlette)
+        self._added = tuple(added)
         self.in_use = in_use
         paths = [path_of(route).strip("/").split("/") for route in added]
         own = (parts[0] for parts in paths if parts[0] not in SHARED)
@@ -37,6 +38,10 @@ class RouteTable:
         self.claimed_paths = frozenset(path.encode() for path in shared)
         nouns = (parts[2] for parts in paths if parts[0] == "sessions" and len(parts) > 2)
         self.session_nouns = frozenset(noun.encode() for noun in nouns)
+
+    def is_of_plugin(self, scope: Scope) -> bool:
+        """Whether the route of a request is a plugin's."""
+        return any(route.matches(scope)[0] is Match.FULL for route in self._added)
 
 
 # ------------------------------------------------------------------------------------------- errors of our own routes

@@ -209,24 +209,7 @@ class Server(uvicorn.Server):
                 await asyncio.sleep(min(left, DRAIN_POLL_S / 10))
 
     def _publish(self, settings: RouterSettings) -> None:
-        listener, admin = self._listeners.data, self._listeners.admin
-        url = url_of(listener)
-        host, port = listener.getsockname()[:2]
-        log.info("router-core listens on %s, workers: %d", url, len(self._application.workers))
-        if admin is not None:
-            log.info("the router's own routes are at %s", url_of(admin))
-        if not is_loopback(admin or listener) and not self._application.access.has_token:
-            log.warning(
-                "ANYBODY WHO REACHES %s MAY CONTROL THIS ROUTER AND ITS WORKERS: set a token (ROUTER__ADMIN_TOKEN), or "
-                "give its own routes an address that only operators reach (router.admin_host, router.admin_port)",
-                url_of(admin or listener),
-            )
-        if settings.ready_file is not None:
-            more = {} if admin is None else {"admin_url": url_of(admin)}
-            line = json.dumps({"host": host, "port": port, "url": url, "pid": os.getpid(), **more})
-            whole = _part_of(settings.ready_file)
-            whole.write_text(line + "\n", encoding="utf-8")
-            whole.replace(settings.ready_file)
+        publish(self._listeners, settings, workers=len(self._application.workers))
 
     async def run_here(self) -> None:
         """Serves in the running loop until ``should_exit``."""
@@ -267,21 +250,46 @@ class _Quiet(logging.Filter):
         return not record.getMessage().startswith(QUIET)
 
 
-def set_up_logging(level: str) -> None:
-    """One line an event on standard error; uvicorn's remarks about what is our doing are left out."""
+def set_up_logging(level: str, who: str = "") -> None:
+    """One line an event on standard error; uvicorn's remarks about what is our doing are left out.
+
+    ``who`` tells the lines of this process from those of others.
+    """
     logging.basicConfig(
-        level=getattr(logging, level.upper()), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+        level=getattr(logging, level.upper()), format=f"%(asctime)s %(levelname)-7s {who}%(name)s: %(message)s"
     )
     uvicorn_log = logging.getLogger("uvicorn.error")
     uvicorn_log.addFilter(_Quiet())
     uvicorn_log.setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
+def publish(listeners: Listeners, settings: RouterSettings, *, workers: int) -> None:
+    """Says where the router is: in the log, and in the ready file."""
+    listener, admin = listeners.data, listeners.admin
+    url = url_of(listener)
+    host, port = listener.getsockname()[:2]
+    log.info("router-core listens on %s, workers: %d", url, workers)
+    if admin is not None:
+        log.info("the router's own routes are at %s", url_of(admin))
+    if not is_loopback(admin or listener) and settings.admin_token is None:
+        log.warning(
+            "ANYBODY WHO REACHES %s MAY CONTROL THIS ROUTER AND ITS WORKERS: set a token (ROUTER__ADMIN_TOKEN), or "
+            "give its own routes an address that only operators reach (router.admin_host, router.admin_port)",
+            url_of(admin or listener),
+        )
+    if settings.ready_file is not None:
+        more = {} if admin is None else {"admin_url": url_of(admin)}
+        line = json.dumps({"host": host, "port": port, "url": url, "pid": os.getpid(), **more})
+        whole = _part_of(settings.ready_file)
+        whole.write_text(line + "\n", encoding="utf-8")
+        whole.replace(settings.ready_file)
+
+
 def _part_of(ready_file: str) -> Path:
     return Path(ready_file + ".part")
 
 
-def _clear_ready_file(path: str | None, where: str) -> None:
+def clear_ready_file(path: str | None, where: str) -> None:
     """One of an earlier run must not be taken for ours. Raises ConfigError where it could not be written."""
     if path is None:
         return
@@ -299,7 +307,7 @@ def serve(application: Application) -> int:
     config = application.config
     settings = config.router
     set_up_logging(settings.log_level)
-    _clear_ready_file(settings.ready_file, config.where("router.ready_file"))
+    clear_ready_file(settings.ready_file, config.where("router.ready_file"))
     listeners = listen(config)
     raise_file_limit(settings.max_held_requests)
     server = _ProcessServer(application, listeners)

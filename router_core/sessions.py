@@ -49,6 +49,14 @@ class SessionTable:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._evicted: OrderedDict[str, str] = OrderedDict()
         self._idle: dict[Session, asyncio.Event] = {}
+        self.on_open: Callable[[Session], object] = lambda session: None
+        """Called once for each session that opens, before anybody hears of it."""
+        self.new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+        """Makes the id of a session that names none."""
+        self.on_end: Callable[[Session], object] = lambda session: None
+        """Called once for each of these that is gone."""
+        self.is_ours: Callable[[str], bool] = lambda session_id: True
+        """Whether a session of this id is this process's to open."""
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
@@ -73,9 +81,12 @@ class SessionTable:
         """A session from the body of ``POST /sessions``, not open yet. Raises Reject (400, 409)."""
         session_id = body.get("session_id")
         if session_id is None:
-            session_id = uuid.uuid4().hex
+            session_id = self.new_id()
         check_session_id(session_id)
         self._check_free(session_id)
+        if not self.is_ours(session_id):
+            message = f"session {session_id!r} belongs to another process: open it by POST /sessions"
+            raise Reject(409, "session_elsewhere", message, "session_id")
         session = Session(session_id, opened_at=self._clock.now(), profile=_text(body, "profile"))
         session.bound_headers = _bound_headers(body)
         session.bound_headers.append((SESSION_ID_HEADER, session_id.encode()))
@@ -90,6 +101,7 @@ class SessionTable:
             raise Reject(503, "too_many_sessions", "every open session is running (router.max_sessions)")
         self._evicted.pop(session.id, None)
         self._sessions[session.id] = session
+        self.on_open(session)
 
     def _check_free(self, session_id: str) -> None:
         if session_id in self._sessions:
@@ -148,6 +160,7 @@ class SessionTable:
         for exchange in running:
             exchange.interrupt(self._cut(session))
         self._on_close(session, reason)
+        self.on_end(session)
         return len(running)
 
     def _cut(self, session: Session) -> Reject:

@@ -77,6 +77,9 @@ class RouterSettings(Settings):
     """Token that the router's own routes ask for (``Authorization: Bearer TOKEN``); probes and turns do not."""
     workers: list[str] = []
     """URLs of the workers known at start; more may register at any time."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Processes that serve the port together. Each session is owned by one of them; every loaded plugin has to say that
+    it works so (``several_processes``)."""
     worker_schemes: list[Literal["http", "https"]] = ["http", "https"]
     """Schemes that a worker's URL may have."""
     worker_hosts: list[str] = []

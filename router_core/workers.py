@@ -29,12 +29,14 @@ class WorkerTable:
         on_change: Changed,
         on_room: Callable[[], None] = lambda: None,
         allowed: AllowedWorkers | None = None,
+        make_worker: Callable[..., Worker] = Worker,
     ) -> None:
         self._clock = clock
         self._max_workers = max_workers
         self._on_change = on_change
         self._on_room = on_room
         self._allowed = allowed or AllowedWorkers()
+        self._make_worker = make_worker
         self._workers: dict[str, Worker] = {}
         self._ready: tuple[Worker, ...] | None = None
         """What `ready` gives; None once a worker's state changed or one came or went."""
@@ -108,7 +110,7 @@ class WorkerTable:
             raise self._full()
         self._generation += 1
         if worker is None:
-            worker = Worker(
+            worker = self._make_worker(
                 id=_identity(parsed.key),
                 base_id=_identity(parsed.base),
                 url=url,
@@ -194,7 +196,7 @@ class WorkerTable:
         self.start_drain(worker)
         generation = worker.generation
         idle = self._idle.setdefault(worker, asyncio.Event())
-        if worker.inflight == 0:
+        if worker.own_inflight == 0:
             idle.set()
         try:
             async with asyncio.timeout(timeout_s):
@@ -205,7 +207,7 @@ class WorkerTable:
             del self._idle[worker]
         if self.is_current(worker, generation):
             self.remove(worker)
-        return worker.inflight == 0
+        return worker.own_inflight == 0
 
     # ------------------------------------------------------------------------------------------------- in and out
     def await_start(self, worker: Worker, generation: int, reason: str) -> bool:
@@ -243,15 +245,15 @@ class WorkerTable:
     def count(self, attempt: Attempt) -> None:
         """An attempt was given to its worker: one more in flight."""
         self._pick += 1
-        attempt.worker.inflight += 1
+        attempt.worker.count(1)
         attempt.worker.last_pick = self._pick
 
     def release(self, attempt: Attempt) -> None:
         """The attempt's last byte has passed, or it failed. The caller sees to it that this happens once."""
         worker = attempt.worker
-        worker.inflight -= 1
+        worker.count(-1)
         self._on_room()
-        if worker.inflight == 0 and (idle := self._idle.get(worker)) is not None:
+        if worker.own_inflight == 0 and (idle := self._idle.get(worker)) is not None:
             idle.set()
 
 

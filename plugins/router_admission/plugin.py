@@ -33,6 +33,7 @@ class Admission:
     """Bounds in flight, a bound of KV use, an optional reserve call, and the order of workers by version or room."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         max_inflight_per_worker: int | None = Field(default=None, ge=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import Field
 from starlette.routing import BaseRoute
@@ -38,6 +39,7 @@ class EngineControl:
     """Fans control verbs out, answers questions from any worker, and aborts by rid."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         inject_rid: bool = per_exchange(False)
@@ -76,7 +78,19 @@ class EngineControl:
     @hookimpl
     async def startup(self, router: Router) -> None:
         self._router = router
-        self._routes.attach(router)
+        self._routes.attach(router, lambda message: router.tell_all(self, message))
+
+    @hookimpl
+    async def told(self, message: Sequence[Any]) -> Any:
+        what, *given = message
+        match what:
+            case "verb":
+                return self._routes.hear(*given)
+            case "known":
+                return self._routes.knows(*given)
+            case "abort":
+                return await self._routes.abort_here(*given)
+        return await self._routes.abort_all_here(*given)
 
     @hookimpl
     def routes(self) -> Sequence[BaseRoute]:
@@ -114,8 +128,10 @@ class EngineControl:
         injects = settings.inject_rid and exchange.target == "/generate"
         if not injects and not self._is_read(exchange, settings.max_rid_body_bytes):
             return []
-        if not injects and b'"rid"' not in await request.body():
-            return []
+        if not injects:
+            body = request.ready_body
+            if b'"rid"' not in (await request.body() if body is None else body):
+                return []
         try:
             call = await request.json()
         except MalformedBody:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -64,10 +65,11 @@ class ControlRoutes:
         self._info_timeout_s, self._metrics_timeout_s = info_timeout_s, metrics_timeout_s
         self._window_ttl_s = window_ttl_s
         self._router: Router
+        self._tell_all: Callable[[Any], Awaitable[list[Any]]]
         self._asked = 0
 
-    def attach(self, router: Router) -> None:
-        self._router = router
+    def attach(self, router: Router, tell_all: Callable[[Any], Awaitable[list[Any]]]) -> None:
+        self._router, self._tell_all = router, tell_all
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -82,13 +84,30 @@ class ControlRoutes:
     async def to_all(self, request: Request) -> Response:
         call = await self._read(request)
         workers, path = list(self._router.workers), request.url.path
-        self._open_windows(path, workers)
+        await self._tell("begun", path, workers)
         try:
             results = await self._ask(workers, call)
         finally:
-            self._close_windows(path, workers)
-        self._note(path, call, [result.worker for result in results if result.is_ok])
+            await self._tell("ended", path, workers)
+        version = new_weight_version(path, call.body or b"")
+        if version is not None or empties_cache(path):
+            await self._tell("done", path, [result.worker for result in results if result.is_ok], version)
         return _told(results)
+
+    async def _tell(self, what: str, path: str, workers: Iterable[Worker], version: str | None = None) -> None:
+        """Says in every process how far a verb is at these workers."""
+        await self._tell_all(("verb", what, path, [worker.id for worker in workers], version))
+
+    def hear(self, what: str, path: str, worker_ids: Iterable[str], version: str | None) -> None:
+        """A verb has begun, ended, or succeeded at these workers."""
+        found = [self._router.workers.get(worker_id) for worker_id in worker_ids]
+        workers = [worker for worker in found if worker is not None]
+        if what == "begun":
+            self._open_windows(path, workers)
+        elif what == "ended":
+            self._close_windows(path, workers)
+        else:
+            self._note(path, workers, version)
 
     def _open_windows(self, path: str, workers: Iterable[Worker]) -> None:
         """From now on these workers may abort what they run: a pause until it is ended, an update while it runs."""
@@ -103,9 +122,8 @@ class ControlRoutes:
             for worker in workers:
                 worker.windows.close(ended, self._router.clock.now())
 
-    def _note(self, path: str, call: Call, workers: Iterable[Worker]) -> None:
+    def _note(self, path: str, workers: Iterable[Worker], version: str | None) -> None:
         """What a verb that succeeded at these workers changed there: their weights, or their prefix caches."""
-        version = new_weight_version(path, call.body or b"")
         for worker in workers:
             if version is not None:
                 self._router.workers.update(worker, weight_version=version)
@@ -118,11 +136,9 @@ class ControlRoutes:
         rids = read_abort(call.body or b"")
         if rids is None:
             return await self._abort_all(call)
-        known = [self._rids.get(rid) for rid in rids]
-        if all(known):
-            return await self._abort(call, [exchange for holders in known for exchange in holders])
-        meant = [exchange for rid in rids for exchange in self._rids.starting_with(rid)]
-        return await self._abort(call, meant, self._router.workers)
+        known = await self._tell_all(("known", rids))
+        is_known = all(any(by_process) for by_process in zip(*known, strict=True))
+        return await self._abort(call, ("abort", rids, is_known), [] if is_known else self._router.workers)
 
     async def abort_by_request_ids(self, request: Request) -> Response:
         """vLLM's way: no ids mean everything; ids are the engine's own, so everybody is asked."""
@@ -133,25 +149,45 @@ class ControlRoutes:
 
     async def _abort_all(self, call: Call) -> Response:
         """Asks everybody. A request that is held and has been at no worker yet is no worker's to abort: it stays."""
-        workers = dict.fromkeys(self._router.workers)
-        for exchange in self._router.exchanges:
-            if any(attempt.request_sent for attempt in exchange.attempts):
-                exchange.ask_abort()
-                workers.update(dict.fromkeys(_owners(exchange)))
-        return _told(await self._ask(workers, call))
+        return await self._abort(call, ("abort_all",), self._router.workers)
 
-    async def _abort(self, call: Call, meant: Iterable[Exchange], others: Iterable[Worker] = ()) -> Response:
-        """Asks the workers that run ``meant``, and ``others``. What no worker has yet ends here."""
+    async def _abort(self, call: Call, message: tuple[Any, ...], others: Iterable[Worker]) -> Response:
+        """Asks the workers that run what is meant, in whichever process, and ``others``."""
         workers = dict.fromkeys(others)
+        held = 0
+        for ids, ended in await self._tell_all((*message, call)):
+            workers.update((worker, None) for each in ids if (worker := self._router.workers.get(each)) is not None)
+            held += ended
+        return _told(await self._ask(workers, call), held=held)
+
+    def knows(self, rids: Sequence[str]) -> list[bool]:
+        """Of each rid, whether a request of this process has it."""
+        return [bool(self._rids.get(rid)) for rid in rids]
+
+    async def abort_all_here(self, call: Call) -> tuple[list[str], int]:
+        """The same for all that are at a worker."""
+        sent = [e for e in self._router.exchanges if any(attempt.request_sent for attempt in e.attempts)]
+        owners, _ = await self._mark(sent, call, ends_held=False)
+        return owners, 0
+
+    async def abort_here(self, rids: Sequence[str], is_known: bool, call: Call) -> tuple[list[str], int]:
+        """Marks what these rids mean in this process: the ids of its workers, and how many no worker had yet."""
+        find = self._rids.get if is_known else self._rids.starting_with
+        return await self._mark([exchange for rid in rids for exchange in find(rid)], call, ends_held=True)
+
+    async def _mark(self, meant: Iterable[Exchange], call: Call, *, ends_held: bool) -> tuple[list[str], int]:
+        """What no worker has yet ends here. A worker that is not registered any more is asked from here."""
+        workers: dict[Worker, None] = {}
         held = 0
         for exchange in meant:
             exchange.ask_abort()
             owners = _owners(exchange)
             workers.update(dict.fromkeys(owners))
-            if not owners and all(attempt.status is None for attempt in exchange.attempts):
+            if ends_held and not owners and all(attempt.status is None for attempt in exchange.attempts):
                 held += 1
                 exchange.interrupt(Reject(409, "aborted", "it was aborted by its rid before a worker had it", "rid"))
-        return _told(await self._ask(workers, call), held=held)
+        await self._ask([worker for worker in workers if worker.is_gone], call)
+        return [worker.id for worker in workers if not worker.is_gone], held
 
     # -------------------------------------------------------------------------------------------------------- questions
     async def to_any(self, request: Request) -> Response:

@@ -30,6 +30,7 @@ class Health:
     """Quarantines a worker after consecutive failures, at once when it refuses connections; probes bring it back."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         interval_s: float = Field(default=2.0, gt=0)

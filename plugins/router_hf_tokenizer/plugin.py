@@ -39,6 +39,7 @@ class HfTokenizers:
     """The one importer of transformers: late, in a thread, after the port is open."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         path: str | None = None

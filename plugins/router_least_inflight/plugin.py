@@ -11,6 +11,7 @@ class LeastInflight:
     """Scores a worker by how few requests are in flight at it: ``1 / (1 + inflight)``; ties rotate."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         pass

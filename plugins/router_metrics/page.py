@@ -78,7 +78,7 @@ def take_snapshot(
                 worker_type=worker.worker_type,
                 weight_version=worker.weight_version or "",
                 state=worker.state,
-                inflight=worker.inflight,
+                inflight=worker.own_inflight,
                 attempts=dict(told.attempts) if told is not None else {},
                 first_byte=told.first_byte.copy() if told is not None and with_histograms else None,
                 upstream=told.upstream.copy() if told is not None and with_histograms else None,

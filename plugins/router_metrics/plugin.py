@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from router_core import Exchange, HookTimes, Outcome, PluginSettings, Router, Worker, WorkerState, hookimpl
+from router_metrics.merge import merge_pages
 from router_metrics.page import render, take_snapshot
 from router_metrics.tally import Histogram, Tally
 
@@ -23,6 +24,7 @@ class Metrics:
     """The router's own Prometheus page, and the place where other plugins' metrics appear."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         buckets_s: tuple[float, ...] = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -73,6 +75,13 @@ class Metrics:
             self._tally.forget(worker)
 
     async def _show(self, request: Request) -> Response:
+        pages = await self._router.tell_all(self, "page")
+        page = pages[0] if len(pages) == 1 else await asyncio.to_thread(merge_pages, pages)
+        return Response(page, headers={"content-type": PROMETHEUS_TEXT})
+
+    @hookimpl
+    async def told(self, message: str) -> bytes:
+        """The page of this process."""
         snapshot = take_snapshot(
             self._router,
             self._tally,
@@ -81,8 +90,7 @@ class Metrics:
             with_worker_histograms=self._settings.worker_histograms,
         )
         page = await asyncio.to_thread(render, snapshot)
-        page += self._router.plugin_metrics().encode()
-        return Response(page, headers={"content-type": PROMETHEUS_TEXT})
+        return page + self._router.plugin_metrics().encode()
 
     async def _watch_loop(self) -> None:
         now, interval_s = asyncio.get_running_loop().time, self._settings.lag_interval_s

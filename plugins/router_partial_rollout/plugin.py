@@ -39,6 +39,7 @@ class PartialRollout:
     """Asks for the rest of a generation that its worker cut short, as often as needed."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         weight: float = Field(default=2.0, ge=0)

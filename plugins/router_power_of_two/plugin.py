@@ -12,6 +12,7 @@ class PowerOfTwo:
     """Scores the winner of a draw 1 and all others 0, so that affinity with a higher weight still counts."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         seed: int | None = None

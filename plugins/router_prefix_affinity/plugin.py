@@ -43,6 +43,7 @@ class PrefixAffinity:
     """Scores a worker by the share of the prompt that was sent to it before; a miss goes to the least loaded."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         weight: float = Field(default=2.0, ge=0)

@@ -30,6 +30,7 @@ class Retry:
     """Sends a request to another worker when its worker was never given it; otherwise the failure is told."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         max_attempts: int = per_exchange(3, ge=1)

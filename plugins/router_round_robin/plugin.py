@@ -11,6 +11,7 @@ class RoundRobin:
     """Picks the worker whose last turn is longest ago. Scores of other plugins do not count."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         pass

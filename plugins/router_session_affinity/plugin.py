@@ -91,6 +91,11 @@ class SessionAffinity:
         virtual_nodes: int = Field(default=128, ge=1, le=4096)
         """Points of each worker on the ring of ``hash``: more spread keys better and cost memory."""
 
+    @staticmethod
+    def several_processes(settings: Settings) -> bool:
+        """A session is one process's, a group is not: each would keep it at a worker of its own."""
+        return settings.key != GROUP or settings.mode == "hash"
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._table: SessionTable[Worker] = SessionTable(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions)
@@ -165,6 +170,8 @@ class SessionAffinity:
         settings: SessionAffinity.Settings = exchange.settings(self)
         wish = read_wish(exchange.request.headers, pins_are_hard=settings.hard_pins)
         key = None if wish.is_sticky is False else self._key(exchange, settings, wish)
+        if key is None and wish.pin is None:
+            return  # nothing keeps it anywhere
         mode = "sticky" if wish.is_sticky else settings.mode
         exchange.state[AFFINITY] = Affinity(wish, key, mode, self._gate(settings))
 

@@ -24,11 +24,16 @@ class SessionController:
 
     def find(self, session_id: str) -> Record:
         """The record of a session that was seen or is open. Raises Reject (404)."""
+        record = self.known(session_id)
+        if record is None:
+            raise Reject(404, "unknown_session", f"no session {session_id!r} was seen", "session_id")
+        return record
+
+    def known(self, session_id: str) -> Record | None:
+        """The same, or None."""
         record = self.sessions.get(session_id)
         if record is None and self._router.session(session_id) is not None:
             record = self.sessions.see(session_id, self._router.clock.now())
-        if record is None:
-            raise Reject(404, "unknown_session", f"no session {session_id!r} was seen", "session_id")
         return record
 
     def hang(self, records: Iterable[Record], ttl_s: float) -> None:

@@ -35,6 +35,7 @@ class SessionControl:
     """Holds the turns of sessions that hang; a turn that runs is never touched."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     class Settings(PluginSettings):
         hang_ttl_s: float = Field(default=600.0, gt=0)
@@ -67,8 +68,12 @@ class SessionControl:
             router, max_sessions=settings.max_sessions, session_ttl_s=settings.session_ttl_s
         )
         setattr(router, "session_control", self._control)  # noqa: B010 - a free attribute, which types do not know
-        self._routes.attach(router, self._control)
+        self._routes.attach(router, self._control, lambda message: router.tell_all(self, message))
         router.spawn(self._control.end_leases(), name="leases of hung sessions")
+
+    @hookimpl
+    async def told(self, message: Sequence[Any]) -> Any:
+        return self._routes.hear(*message)
 
     @hookimpl
     def routes(self) -> Sequence[BaseRoute]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -24,9 +25,12 @@ class SessionRoutes:
         self._hang_ttl_s, self._max_hang_ttl_s = hang_ttl_s, max_hang_ttl_s
         self._router: Router
         self._control: SessionController
+        self._tell_all: Callable[[Any], Awaitable[list[Any]]]
 
-    def attach(self, router: Router, control: SessionController) -> None:
-        self._router, self._control = router, control
+    def attach(
+        self, router: Router, control: SessionController, tell_all: Callable[[Any], Awaitable[list[Any]]]
+    ) -> None:
+        self._router, self._control, self._tell_all = router, control, tell_all
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -41,11 +45,9 @@ class SessionRoutes:
         if status is not None and status not in STATUSES:
             raise Reject(400, "bad_value", f"status is one of {', '.join(STATUSES)}, not {status[:64]!r}", "status")
         limit = _count(request.query_params.get("limit"))
-        found = [record for record in self._control.sessions if status in (None, record.status)]
-        found.sort(key=lambda record: -record.total_tokens)
-        now = self._router.clock.now()
-        told = {"sessions": [_described(record, now) for record in found[:limit]], "total": len(found)}
-        return JSONResponse(told)
+        told = await self._tell_all(("list", status, limit))
+        found = sorted((each for part, _ in told for each in part), key=lambda each: -each["total_tokens"])
+        return JSONResponse({"sessions": found[:limit], "total": sum(total for _, total in told)})
 
     async def hang(self, request: Request) -> Response:
         """``{"session_ids": [...], "ttl_s"?}``: each waits from its next turn on."""
@@ -58,26 +60,47 @@ class SessionRoutes:
         ):
             limit = f"{self._max_hang_ttl_s:g} (plugins.session_control.max_hang_ttl_s)"
             raise Reject(400, "bad_value", f"ttl_s must be a number of seconds above 0, at most {limit}", "ttl_s")
-        records = self._named(body)
-        self._control.hang(records, ttl_s)
-        now = self._router.clock.now()
-        return JSONResponse({"hung": [_described(record, now) for record in records]})
+        ids = await self._named(body)
+        told = await self._tell_all(("hang", ids, ttl_s))
+        return JSONResponse({"hung": _in_order(ids, [part for part, _ in told])})
 
     async def resume(self, request: Request) -> Response:
         """``{"session_ids": [...], "worker_id"?}``: each goes on, its next turn at that worker if one is named."""
         body = await _object(request, ("session_id", "session_ids", "worker_id"))
-        records, worker = self._named(body), self._worker(body.get("worker_id"))
-        hung = self._control.resume(records, worker)
-        now = self._router.clock.now()
-        return JSONResponse({"continued": [_described(record, now) for record in records], "had_hung": hung})
+        ids, worker = await self._named(body), self._worker(body.get("worker_id"))
+        told = await self._tell_all(("continue", ids, None if worker is None else worker.id))
+        continued = _in_order(ids, [part for part, _ in told])
+        return JSONResponse({"continued": continued, "had_hung": sum(hung for _, hung in told)})
 
-    def _named(self, body: dict[str, Any]) -> list[Record]:
+    def hear(self, what: str, *given: Any) -> Any:
+        """This process's part: of the sessions that it owns."""
+        now = self._router.clock.now()
+        if what == "list":
+            status, limit = given
+            found = [record for record in self._control.sessions if status in (None, record.status)]
+            found.sort(key=lambda record: -record.total_tokens)
+            return [_described(record, now) for record in found[:limit]], len(found)
+        records = [record for each in given[0] if (record := self._control.known(each)) is not None]
+        hung = 0
+        if what == "hang":
+            self._control.hang(records, given[1])
+        elif what == "continue":
+            hung = self._control.resume(records, None if given[1] is None else self._worker(given[1]))
+        return {record.id: _described(record, now) for record in records}, hung
+
+    async def _named(self, body: dict[str, Any]) -> list[str]:
+        """The sessions that a call names; some process knows each. Raises Reject (400, 404)."""
         ids = body.get("session_ids", [])
         if "session_id" in body:
             ids = [body["session_id"], *(ids if isinstance(ids, list) else [ids])]
         if not isinstance(ids, list) or not ids or not all(isinstance(each, str) for each in ids):
             raise Reject(400, "bad_value", 'name the sessions: {"session_ids": ["..."]}', "session_ids")
-        return [self._control.find(each) for each in dict.fromkeys(ids)]
+        ids = list(dict.fromkeys(ids))
+        known = {each for part, _ in await self._tell_all(("known", ids)) for each in part}
+        for each in ids:
+            if each not in known:
+                self._control.find(each)  # says so
+        return ids
 
     def _worker(self, name: object) -> Worker | None:
         if name is None:
@@ -103,6 +126,11 @@ def _described(record: Record, now: float) -> dict[str, Any]:
         "hung_s": None if record.hung_at is None else round(now - record.hung_at, 3),
         "ends_in_s": None if record.hung_until is None else round(record.hung_until - now, 3),
     }
+
+
+def _in_order(ids: Sequence[str], parts: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What the processes that own these sessions say of each."""
+    return [part[each] for each in ids for part in parts if each in part]
 
 
 async def _object(request: Request, known: tuple[str, ...]) -> dict[str, Any]:

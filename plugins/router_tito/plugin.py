@@ -35,6 +35,7 @@ class Tito:
     """Keeps the exact ids that the model saw and sampled in the chat turns of open sessions."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     Settings = TitoSettings
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from router_core import Attempt, Router, Worker
 from router_weight_version.pause import Pauses
@@ -41,6 +42,13 @@ class Dispatch:
         self._is_leased.set()
         log.info("dispatch to %s is paused", _names(workers))
         return self.pauses.epoch
+
+    def adopt(self, state: Any, find: Callable[[str], Worker | None]) -> None:
+        """Pauses as another process, or an earlier generation, described them; ``find`` knows workers by their id."""
+        epoch, described = state
+        found = [(None if name is None else find(name), name, begun_in, until) for name, begun_in, until in described]
+        self.pauses.adopt(epoch, [(target, e, u) for target, name, e, u in found if target is not None or name is None])
+        self._is_leased.set()
 
     def resume(self, workers: Sequence[Worker]) -> bool:
         """Ends a pause; whether there was one."""

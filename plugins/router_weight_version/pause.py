@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -64,6 +65,16 @@ class Pauses:
         """When the lease of a paused target ends."""
         found = self._pauses.get(target)
         return None if found is None else found.until
+
+    def described(self, name_of: Callable[[Any], str]) -> tuple[int, list[tuple[str | None, int, float | None]]]:
+        """The epoch, and each pause by the name of its target."""
+        named = ((None if key is None else name_of(key), found) for key, found in self._pauses.items())
+        return self.epoch, [(name, found.epoch, found.until) for name, found in named]
+
+    def adopt(self, epoch: int, pauses: Iterable[tuple[Hashable | None, int, float | None]]) -> None:
+        """Takes what was `described`, its targets found again."""
+        self.epoch = epoch
+        self._pauses = {target: _Pause(begun_in, until) for target, begun_in, until in pauses}
 
     def next_end(self) -> float | None:
         """When the first lease ends."""

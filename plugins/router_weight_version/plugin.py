@@ -23,6 +23,7 @@ from router_core import (
 )
 from router_weight_version.dispatch import PAUSED
 from router_weight_version.eligibility import OWN_TAG, TAG_HEADER, Eligibility
+from router_weight_version.everywhere import Part
 from router_weight_version.routes import VersionRoutes
 from router_weight_version.scan import VersionScanner
 from router_weight_version.session_tags import SessionTags
@@ -44,12 +45,14 @@ class WeightVersion:
     """Keeps requests from workers with older weights than they may have, and holds them while dispatch is paused."""
 
     requires_api = ">=1,<2"
+    several_processes = True
 
     Settings = WeightVersionSettings
 
     def __init__(self, settings: WeightVersionSettings) -> None:
         self._settings = settings
         self._eligibility = Eligibility(SessionTags(max_sessions=settings.max_sessions, ttl_s=settings.session_ttl_s))
+        self._part = Part(self._eligibility)
         self._is_started = False
         self._withdrawn = 0
 
@@ -59,6 +62,7 @@ class WeightVersion:
         settings = self._settings
         versions = WorkerVersions(
             router,
+            self._tell_all,
             confirm_recovered=settings.confirm_recovered,
             path=settings.version_path,
             interval_s=settings.ask_interval_s,
@@ -71,7 +75,22 @@ class WeightVersion:
 
     @hookimpl
     def routes(self) -> Sequence[BaseRoute]:
-        return VersionRoutes(self._eligibility, self._settings).routes()
+        return VersionRoutes(self._eligibility, self._settings, self._tell_all).routes()
+
+    async def _tell_all(self, message: tuple[Any, ...]) -> list[Any]:
+        return await self._eligibility.router.tell_all(self, message)
+
+    @hookimpl
+    async def told(self, message: Sequence[Any]) -> Any:
+        return await self._part.hear(*message)
+
+    @hookimpl
+    def hand_over(self) -> Any:
+        return self._part.hand_over()
+
+    @hookimpl
+    def take_over(self, state: Any) -> None:
+        self._part.take_over(state)
 
     @hookimpl
     def worker_changed(self, worker: Worker, old: WorkerState | None, new: WorkerState) -> None:
@@ -108,6 +127,7 @@ class WeightVersion:
         gauges = {"paused": int(pauses.is_paused(None)), "epoch": pauses.epoch, "sessions": len(self._eligibility.tags)}
         lines = [_metric(f"{name}_total", "counter", value) for name, value in counters.items()]
         lines += [_metric(name, "gauge", value) for name, value in gauges.items()]
+        lines += [f"# MERGE router_weight_version_{name} max" for name in ("paused", "epoch")]
         return "\n".join(lines)
 
     # ------------------------------------------------------------------------------------------------ during a request

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from router_core import Reject, Worker, checked_version, read_json, update_workers
+from router_core import Reject, Worker, read_json, update_workers
 from router_weight_version.eligibility import Eligibility
+from router_weight_version.everywhere import checked_versions
 from router_weight_version.settings import WeightVersionSettings
 from router_weight_version.version import parse_version
 
@@ -23,9 +25,15 @@ TARGET_KEYS = ("worker_id", "worker_ids")
 class VersionRoutes:
     """The routes of one plugin instance."""
 
-    def __init__(self, eligibility: Eligibility, settings: WeightVersionSettings) -> None:
+    def __init__(
+        self,
+        eligibility: Eligibility,
+        settings: WeightVersionSettings,
+        tell_all: Callable[[Any], Awaitable[list[Any]]],
+    ) -> None:
         self._eligibility = eligibility
         self._settings = settings
+        self._tell_all = tell_all
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -46,30 +54,31 @@ class VersionRoutes:
         timeout_s = _seconds(given, "timeout", settings.pause_wait_s, math.inf)
         ttl_s = _seconds(given, "ttl", settings.pause_ttl_s, settings.max_pause_ttl_s)
         workers = self._targets(given)
-        dispatch = self._eligibility.dispatch
-        epoch = dispatch.pause(workers, self._eligibility.router.clock.now() + ttl_s)
-        left = await dispatch.wait_handed_over(timeout_s if waits else 0.0)
+        until = self._eligibility.router.clock.now() + ttl_s
+        ids = [worker.id for worker in workers]
+        found = await self._tell_all(("pause", ids, until, timeout_s if waits else 0.0))
+        left = sum(each["left"] for each in found)
         told = {
             "status": "paused",
-            "epoch": epoch,
+            "epoch": found[0]["epoch"],
             "handed_over": left == 0,
             "on_the_way": left,
             "ttl_s": ttl_s,
             "workers": [worker.id for worker in workers] or "all",
-            "held": len(self._eligibility.router.holds),
+            "held": sum(each["held"] for each in found),
             "inflight": sum(worker.inflight for worker in self._eligibility.router.workers),
         }
         return JSONResponse(told, 202 if waits and left else 200)
 
     async def resume(self, request: Request) -> Response:
         workers = self._targets(await _given(request, TARGET_KEYS))
-        was_paused = self._eligibility.dispatch.resume(workers)
+        found = await self._tell_all(("resume", [worker.id for worker in workers]))
         told = {
             "status": "paused" if self._eligibility.dispatch.pauses.is_paused(None) else "running",
-            "was_paused": was_paused,
+            "was_paused": any(each["was_paused"] for each in found),
             "epoch": self._eligibility.dispatch.pauses.epoch,
             "workers": [worker.id for worker in workers] or "all",
-            "held": len(self._eligibility.router.holds),
+            "held": sum(each["held"] for each in found),
         }
         return JSONResponse(told)
 
@@ -88,26 +97,19 @@ class VersionRoutes:
         """What is paused, who waits (``?limit=`` of them are listed), and every worker's version."""
         router, dispatch = self._eligibility.router, self._eligibility.dispatch
         limit = _count(request, "limit", 100, MAX_LISTED)
-        now, holds, pauses = router.clock.now(), router.holds, dispatch.pauses
+        now, pauses = router.clock.now(), dispatch.pauses
         until, newest = pauses.until(None), self._eligibility.newest()
-        queue = [
-            {
-                "exchange": held.exchange.id,
-                "session_id": held.exchange.session_id,
-                "version_tag": held.exchange.identity.version_tag,
-                "kind": held.kind,
-                "reason": held.reason,
-                "held_s": round(now - held.since, 3),
-            }
-            for held in list(holds)[:limit]
-        ]
+        found = await self._tell_all(("status", limit))
+        queue = sorted((held for each in found for held in each["queue"]), key=lambda held: -held["held_s"])[:limit]
+        by_kind = sum((Counter(each["by_kind"]) for each in found), Counter())
+        total, oldest_s = sum(each["total"] for each in found), max(each["oldest_s"] for each in found)
         told = {
             "paused": until is not None,
             "ends_in_s": None if until is None else round(until - now, 3),
             "epoch": pauses.epoch,
             "newest_version": None if newest is None else str(newest),
             "inflight": sum(worker.inflight for worker in router.workers),
-            "held": {"total": len(holds), "by_kind": holds.by_kind(), "oldest_s": round(holds.oldest_s(), 3)},
+            "held": {"total": total, "by_kind": by_kind, "oldest_s": round(oldest_s, 3)},
             "queue": queue,
             "workers": [self._describe(worker, now) for worker in router.workers],
         }
@@ -155,29 +157,16 @@ class VersionRoutes:
         oldest = parse_version(str(texts[-1])) if texts else None
         if oldest is None:
             raise Reject(400, "bad_value", "older_than must be a weight version: a decimal number", "older_than")
-        drained = self._eligibility.drain(oldest, with_untagged=_flag(given, "untagged"))
-        return JSONResponse({"drained": len(drained), "held": len(self._eligibility.router.holds) - len(drained)})
+        found = await self._tell_all(("drain", oldest, _flag(given, "untagged")))
+        return JSONResponse({name: sum(each[name] for each in found) for name in ("drained", "held")})
 
     # ---------------------------------------------------------------------------------------------------------- stating
     async def update(self, request: Request) -> Response:
         """``[{"worker_id", "dp_rank"?, "weight_version"?, "pending_weight_version"?}]``; running requests go on."""
-        eligibility = self._eligibility
-
-        def apply(worker: Worker, stated: tuple[str | None, str | None]) -> None:
-            eligibility.versions.state(worker, *stated)
-
-        status, told = update_workers(await read_json(request), eligibility.router.workers, _checked_versions, apply)
+        body = await read_json(request)
+        update_workers(body, self._eligibility.router.workers, checked_versions, lambda worker, stated: None)  # or none
+        status, told = (await self._tell_all(("state", body)))[0]
         return JSONResponse(told, status)
-
-
-def _checked_versions(entry: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    version, pending = (
-        checked_version(entry[name], name) if entry.get(name) is not None else None
-        for name in ("weight_version", "pending_weight_version")
-    )
-    if version is None and pending is None:
-        raise Reject(400, "bad_value", "give the worker's weight_version (or pending_weight_version)", "weight_version")
-    return version, pending
 
 
 # ------------------------------------------------------------------------------------------------------ what was given

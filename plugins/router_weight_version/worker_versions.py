@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from router_core import Attempt, ControlAnswer, Router, StateKey, Worker, WorkerState
 from router_weight_version.version import parse_version
@@ -16,9 +18,16 @@ class WorkerVersions:
     """Asks workers for their versions, learns them from answers, and says whose version is not confirmed."""
 
     def __init__(
-        self, router: Router, *, confirm_recovered: bool, path: str, interval_s: float, timeout_s: float
+        self,
+        router: Router,
+        tell_all: Callable[[Any], Awaitable[list[Any]]],
+        *,
+        confirm_recovered: bool,
+        path: str,
+        interval_s: float,
+        timeout_s: float,
     ) -> None:
-        self._router = router
+        self._router, self._tell_all = router, tell_all
         self._confirm_recovered = confirm_recovered
         self._path = path
         self._interval_s = interval_s
@@ -70,15 +79,30 @@ class WorkerVersions:
         Believed if it is news: newer than what is known, or older and the attempt began after that was stated (the
         worker was restarted, or the statement came too early: it is pending then). An unknown one is no news.
         """
-        worker, number, known = attempt.worker, parse_version(version), parse_version(attempt.worker.weight_version)
+        worker = attempt.worker
         if not self._router.workers.is_current(worker, attempt.generation) or version == worker.weight_version:
             return
+        self._believe(worker, version, attempt.started_at)
+        if self._router.settings.processes > 1:  # once more here, too: then all have it in the same order
+            self._router.spawn(self._share(worker.id, version, attempt.started_at), name="a version that was learnt")
+
+    async def _share(self, worker_id: str, version: str, asked_at: float) -> None:
+        await self._tell_all(("learn", worker_id, version, asked_at))
+
+    def hear(self, worker_id: str, version: str, asked_at: float) -> None:
+        """A process learnt it from an answer to a request that it sent at ``asked_at`` (clock time, s)."""
+        worker = self._router.workers.get(worker_id)
+        if worker is not None and version != worker.weight_version:
+            self._believe(worker, version, asked_at)
+
+    def _believe(self, worker: Worker, version: str, asked_at: float) -> None:
+        number, known = parse_version(version), parse_version(worker.weight_version)
         if number is None:
             if worker.weight_version is None:
                 self._router.workers.update(worker, weight_version=version)
         elif known is None or number > known:
             self._router.workers.update(worker, weight_version=version)
-        elif number < known and attempt.started_at > worker.weight_version_at:
+        elif number < known and asked_at > worker.weight_version_at:
             log.warning("%s answers with weight version %s, though it was said to have %s", worker.url, number, known)
             self._router.workers.update(worker, weight_version=version, pending_weight_version=str(known))
             self.ask_soon(worker)

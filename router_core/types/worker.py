@@ -102,7 +102,8 @@ class Worker:
         self.reason: str | None = None
         """Why the worker is not ready."""
         self.inflight = 0
-        """Attempts that were sent to it and whose last byte has not passed yet. Counted by the core alone."""
+        """Attempts that were sent to it and whose last byte has not passed yet, of all processes together. Counted by
+        the core alone."""
         self.weight_version: str | None = None
         self.cache_epoch = 0
         """Rises whenever its prefix cache is known to be empty: registered again, new weights, flushed."""
@@ -128,6 +129,15 @@ class Worker:
         """Serial number of its newest selection; ties are broken by the smallest."""
         self.state_of = State()
         """What plugins keep about this worker."""
+
+    @property
+    def own_inflight(self) -> int:
+        """Of `inflight` those of this process."""
+        return self.inflight
+
+    def count(self, change: int) -> None:
+        """For the core: so many attempts more in flight, or fewer."""
+        self.inflight += change
 
     @property
     def is_ready(self) -> bool:

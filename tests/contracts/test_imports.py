@@ -32,6 +32,7 @@ LAYERS = (
     "generation",
     "app",
     "server",
+    "processes",
     "cli in_process",
     "__main__",
 )

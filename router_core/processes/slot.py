@@ -1,0 +1,79 @@
+"""One of the places for a process, as the supervisor sees it: who is there, how far it is, what it would lose."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from router_core.processes.messages import Link, Run, Setup
+from router_core.server import Listeners
+
+MAX_LOST = 100_000
+"""Lost sessions that are remembered for each slot."""
+
+
+class Slot:
+    """A place, its listening sockets, and the process that is there now."""
+
+    def __init__(self, number: int, listeners: Listeners) -> None:
+        self.number = number
+        self.listeners = listeners
+        self.process: asyncio.subprocess.Process | None = None
+        self.link: Link | None = None
+        self.address: str | None = None
+        """Where it takes forwarded requests."""
+        self.has_joined = False
+        """Whether what all run is sent to it, in order."""
+        self.is_in = False
+        """Whether its answers are waited for."""
+        self.is_ready = False
+        self.sessions: set[str] = set()
+        """The open sessions of this process."""
+        self.lost: OrderedDict[str, str] = OrderedDict()
+        """Sessions that processes in this slot lost -> how."""
+        self.waits_for_state: list[Run] = []
+        """What it runs once it has the state of another."""
+        self.has_state = True
+
+    async def start(self, setup: Setup) -> None:
+        """Starts a process, which says Hello once it is built."""
+        ours, theirs = socket.socketpair()
+        fds = [theirs.fileno(), setup.data_fd, setup.counts_fd]
+        if setup.admin_fd is not None:
+            fds.append(setup.admin_fd)
+        command: Sequence[str] = (sys.executable, "-m", "router_core.processes", str(theirs.fileno()))
+        try:
+            self.process = await asyncio.create_subprocess_exec(*command, pass_fds=fds)
+        finally:
+            theirs.close()
+        self.link = Link(ours)
+        self.link.send(setup)
+
+    def send(self, message: object) -> None:
+        """Says it, unless nobody is there."""
+        if self.link is not None:
+            self.link.send(message)
+
+    def run(self, message: Run) -> None:
+        """In its turn: after the state that it waits for, if it does."""
+        if self.has_state:
+            self.send(message)
+        else:
+            self.waits_for_state.append(message)
+
+    def lose(self, how: str) -> set[str]:
+        """The process is gone. Returns the sessions that went with it."""
+        gone, self.sessions = self.sessions, set()
+        for session_id in gone:
+            self.lost[session_id] = how
+        while len(self.lost) > MAX_LOST:
+            self.lost.popitem(last=False)
+        if self.link is not None:
+            self.link.close()
+        self.process = self.link = self.address = None
+        self.has_joined = self.is_in = self.is_ready = False
+        self.waits_for_state.clear()
+        return gone
