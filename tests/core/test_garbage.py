@@ -7,19 +7,17 @@ requests, about 2 GB.
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections import Counter
+import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from router_core.testing import Faults, NoAnswerError, RawClient, ScriptedWorker, build_request, exchange_once, reply
 from router_core.testing.router import RunningRouter, running_router
+from tests.garbage import garbage
 
 ASK = {"text": "hi"}
 COUNT = 20
-OURS = ("router_core.", "uvicorn.", "httptools.")
 Load = Callable[[RunningRouter, ScriptedWorker], Awaitable[None]]
 
 
@@ -89,22 +87,12 @@ async def client_left(router: RunningRouter, worker: ScriptedWorker) -> None:
     worker.release()
 
 
-@contextmanager
-def garbage() -> Iterator[Counter[str]]:
-    """Afterwards: what only the collector would have freed, by type."""
-    found: Counter[str] = Counter()
-    gc.collect()
-    gc.disable()
-    try:
-        yield found
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-    finally:
-        gc.set_debug(0)
-        gc.enable()
-    names = [f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage]
-    gc.garbage.clear()
-    found.update(name for name in names if name.startswith(OURS) and not name.startswith("router_core.testing"))
+@pytest.fixture(autouse=True)
+def no_log() -> Iterator[None]:
+    """pytest keeps what was logged, and by it exchanges that would be garbage."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("front", ["auto", "asgi"])
