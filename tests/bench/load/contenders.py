@@ -82,6 +82,8 @@ class Contender:
     ) -> None:
         self.name = name
         self.program: Program | None = None
+        self.resident_kib: int | None = None
+        """Before its first run: what it keeps of one is not to look like nothing in the next."""
         self.port = int(workers[0].rpartition(":")[2])
         self._directory: Path | None = None
         if name == DIRECT:

@@ -71,10 +71,12 @@ def run_once(
     worker.begin(scenario.script)
     time.sleep(IDLE_S)
     program, looks = contender.program, _loop_lag(contender.port) if scenario.name == "stall" else None
-    cpu_s = rss_kib = 0.0
+    cpu_s = 0.0
     if program is not None:
         program.reset_peak()
-        cpu_s, rss_kib = program.cpu_s, program.rss_kib
+        cpu_s = program.cpu_s
+        if contender.resident_kib is None:
+            contender.resident_kib = program.rss_kib
     busy_s, worker_s, since = machine_busy_s(), worker.program.cpu_s, time.monotonic()
     if has_wrk and scenario.may_wrk:
         figures, client_s = _wrk(scenario, contender.port, cpus)
@@ -82,7 +84,7 @@ def run_once(
         figures, client_s = _own_client(scenario, contender.port, cpus)
     taken_s, worker_s = time.monotonic() - since, worker.program.cpu_s - worker_s
     figures["cpu_s"] = program.cpu_s - cpu_s if program is not None else 0.0
-    figures["rss_added_mib"] = (program.peak_rss_kib - rss_kib) / 1024 if program is not None else 0.0
+    figures["rss_added_mib"] = (program.peak_rss_kib - (contender.resident_kib or 0)) / 1024 if program else 0.0
     other_s = machine_busy_s() - busy_s - worker_s - client_s - figures["cpu_s"]
     figures["cores_elsewhere"] = max(0.0, other_s) / taken_s
     figures["worker"] = worker.counts()
