@@ -109,6 +109,7 @@ class AsgiInbound:
         self._interrupt = _nobody
         if self._reading is not None:
             self._reading.cancel()
+            self._reading = None  # it holds on to what holds it
 
     # ------------------------------------------------------------------------------------------------------- the answer
     async def whole(self, status: int, fields: RawHeaders, body: bytes) -> None:

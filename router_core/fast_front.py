@@ -124,6 +124,7 @@ class FastProtocol(Protocol):
         self.pipeline.clear()
         if self._serving is not None:
             self._serving.lose()
+            self._serving = None
 
     # ------------------------------------------------------------------ keep-alive: a timer that is not moved each time
     def _unset_keepalive_if_required(self) -> None:
@@ -300,6 +301,8 @@ class FastCycle:
 
     def close(self) -> None:
         self._interrupt = _nobody
+        if self._upload is not None:
+            self._upload.on_room = None  # else the two hold each other
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -40,6 +40,11 @@ class Protocol(HttpToolsProtocol):
             else:
                 return
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Lets go of its last request, which holds on to it: the collector seldom comes by (`server.GC_THRESHOLDS`)."""
+        super().connection_lost(exc)
+        self.cycle = self.scope = None  # type: ignore[assignment]  # nobody asks for them any more
+
     def send_400_response(self, msg: str) -> None:
         """Our envelope; where another answer is on its way, nothing may stand between its bytes."""
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
