@@ -8,7 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from router_core import ROUTED_EXPERTS, TOKEN_FORM, Answer, Attempt, CallNext, ClientLeft, Exchange, Headers, Reject
+from router_core import (
+    ROUTED_EXPERTS,
+    TOKEN_FORM,
+    Answer,
+    Attempt,
+    AttemptWithdrawn,
+    CallNext,
+    ClientLeft,
+    Exchange,
+    Headers,
+    Reject,
+)
 
 from .call import Call, Head
 from .chat_request import ChatRequest
@@ -111,6 +122,11 @@ class CapturedTurn:
         """The worker is known: write the request in its dialect. Raises Reject."""
         worker = attempt.worker
         facts = await self._capture.detector.facts(worker)
+        form = self._taken_form
+        if form is not None and (facts is None or facts.kind != form.kind):
+            # It would not know the call, and answer the messages anew.
+            self._exchange.excluded_workers.add(worker)
+            raise AttemptWithdrawn(f"the answer was begun by {form.kind}, which {worker.url} is not")
         if facts is None or facts.kind is None:
             # One that does not answer will fail by itself, and may be tried elsewhere.
             if facts is not None and self._settings.on_uncapturable == "fail":
@@ -119,7 +135,7 @@ class CapturedTurn:
             return
         ask = self._within_room(attempt, facts.max_model_len)
         engines, mode = self._capture.engines, self._prompt.mode
-        if (form := self._taken_form) is not None:
+        if form is not None:
             await form.write(ask, attempt.request, worker)
             return
         try:
