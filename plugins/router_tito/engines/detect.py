@@ -50,10 +50,7 @@ class Detector:
         if asking is None:
             asking = self._asking[worker] = self._router.spawn(self._ask(worker), name=f"kind of {worker.url}")
             asking.add_done_callback(lambda _: self._asking.pop(worker))
-        found = await asyncio.shield(asking)
-        if found is not None and found.kind is not None:
-            worker.state_of[FACTS] = found
-        return found
+        return await asyncio.shield(asking)
 
     async def _ask(self, worker: Worker) -> WorkerFacts | None:
         generation = worker.generation
@@ -68,7 +65,10 @@ class Detector:
         for path, key, sign in SIGNS:
             if kind is None and key in (await self._get(worker, path) or {}):
                 kind = sign
-        return WorkerFacts(generation, kind, limit)
+        found = WorkerFacts(generation, kind, limit)
+        if kind is not None:
+            worker.state_of[FACTS] = found  # before anybody can see that nobody asks any more
+        return found
 
     async def _get(self, worker: Worker, path: str) -> dict[str, Any] | None:
         """The object that the worker answers, empty for anything else; None where it does not answer."""
