@@ -49,7 +49,7 @@ class Mixed:
 
 
 @asynccontextmanager
-async def mixed(first: str) -> AsyncIterator[Mixed]:
+async def mixed(first: str, *, mode: str = "inject") -> AsyncIterator[Mixed]:
     script = Dictated()
     options: dict[str, Any] = {"script": script, "step_delay_s": 0.002, "max_cached_tokens": 0}
     async with (
@@ -60,6 +60,7 @@ async def mixed(first: str) -> AsyncIterator[Mixed]:
             enabled=["hf_tokenizer", "tito", "partial_rollout", "weight_version", "least_inflight"],
             plugins={
                 "hf_tokenizer": {"path": str(ASSETS)},
+                "tito": {"mode": mode},
                 "partial_rollout": {"when": "always", "weight": 0},
                 "weight_version": {"version_path": ""},
             },
@@ -72,9 +73,10 @@ async def mixed(first: str) -> AsyncIterator[Mixed]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("mode", ["inject", "translate"])
 @pytest.mark.parametrize("first", OTHER)
-async def test_a_captured_turn_waits_for_a_worker_of_its_kind(first: str, stream: bool) -> None:
-    async with mixed(first) as run:
+async def test_a_captured_turn_waits_for_a_worker_of_its_kind(first: str, mode: str, stream: bool) -> None:
+    async with mixed(first, mode=mode) as run:
         asked = await run.aborted("/sessions/s/v1/chat/completions", chat(stream))
         async with asyncio.timeout(10):
             while not run.router.application.holds:
@@ -89,9 +91,10 @@ async def test_a_captured_turn_waits_for_a_worker_of_its_kind(first: str, stream
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("mode", ["inject", "translate"])
 @pytest.mark.parametrize("first", OTHER)
-async def test_a_captured_turn_without_a_worker_of_its_kind_ends_with_the_abort(first: str, stream: bool) -> None:
-    async with mixed(first) as run:
+async def test_a_captured_turn_without_a_worker_of_its_kind_ends_there(first: str, mode: str, stream: bool) -> None:
+    async with mixed(first, mode=mode) as run:
         asked = await run.aborted("/sessions/s/v1/chat/completions", chat(stream))
         assert (await exchange_once(run.router.port, "POST", "/remove_worker?url=" + run.begins.url)).status == 200
         told = (of_stream if stream else of_whole)(await asked)
