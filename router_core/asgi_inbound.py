@@ -107,9 +107,9 @@ class AsgiInbound:
     def close(self) -> None:
         self._has_left = None
         self._interrupt = _nobody
-        reading, self._reading = self._reading, None  # which holds frames, and they the body
-        if reading is not None:
-            reading.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None  # it holds on to what holds it
 
     # ------------------------------------------------------------------------------------------------------- the answer
     async def whole(self, status: int, fields: RawHeaders, body: bytes) -> None:

@@ -312,7 +312,9 @@ class FastCycle:
 
     def close(self) -> None:
         self._interrupt = _nobody
-        self._upload = None  # its connection must not keep the body
+        if self._upload is not None:
+            self._upload.on_room = None
+            self._upload = None  # else they hold each other, and the connection the body
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

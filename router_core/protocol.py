@@ -122,10 +122,12 @@ class Protocol(HttpToolsProtocol):
                 self._watch_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Lets go of its last request, which holds on to it: the collector seldom comes by (`server.GC_THRESHOLDS`)."""
         super().connection_lost(exc)
         self.pipeline.clear()
         if self._serving is not None:
             self._lose(self._serving)
+        self._serving = self.cycle = self.scope = None  # type: ignore[assignment]  # nobody asks for them any more
 
     def _lose(self, cycle: Any) -> None:
         """The client of the request that is served is gone."""

@@ -26,6 +26,7 @@ from router_core.app import Application
 from router_core.config import Config
 from router_core.errors import ConfigError
 from router_core.fast_front import FastProtocol
+from router_core.file_limit import raise_file_limit
 from router_core.protocol import Protocol
 from router_core.settings import RouterSettings
 
@@ -301,20 +302,6 @@ def clear_ready_file(path: str | None, where: str) -> None:
         raise ConfigError(message, where=where, key="router.ready_file") from None
 
 
-def raise_file_limit() -> None:
-    """Two descriptors a request: as many as the system lets this process have."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError) as error:
-            log.warning("open files stay limited to %d: %s", soft, error)
-
-
 def serve(application: Application) -> int:
     """Binds and serves until a signal; returns the exit status. Raises ConfigError."""
     config = application.config
@@ -322,7 +309,7 @@ def serve(application: Application) -> int:
     set_up_logging(settings.log_level)
     clear_ready_file(settings.ready_file, config.where("router.ready_file"))
     listeners = listen(config)
-    raise_file_limit()
+    raise_file_limit(settings.max_held_requests)
     server = _ProcessServer(application, listeners)
     try:
         server.run(sockets=listeners.all)

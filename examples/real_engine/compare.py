@@ -128,9 +128,11 @@ def completions(model: str, ids: list[int], *, stream: bool) -> Ask:
         exact = {
             "token_ids": [one for choice in choices for one in choice["token_ids"]],
             "text": "".join(choice["text"] for choice in choices),
+            "routed_experts": choices[-1].get("routed_experts"),  # a .npy in base64; streams have none
         }
         logprobs = [one for choice in choices if choice["logprobs"] for one in choice["logprobs"]["token_logprobs"]]
-        return Answer(worker, exact, logprobs, f"{len(told)} events" if stream else "")
+        seen = f"{len(told)} events" if stream else "experts" if exact["routed_experts"] else ""
+        return Answer(worker, exact, logprobs, seen)
 
     return ask
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from router_core import event_data
-from router_partial_rollout.completions import head_of, joined_logprobs, offset_after
+from router_partial_rollout.completions import check_one_kind, head_of, joined_logprobs, offset_after
 from router_partial_rollout.rollout import Rollout
 from router_partial_rollout.seam import SeamText, event_of
 from router_partial_rollout.wire import Json, Wire, joined_usage, read_part
@@ -91,6 +91,7 @@ class CompletionReader:
         rollout, wire, part = self._rollout, self._wire, self.part or {}
         whole = rollout.whole or {}
         first = whole["choices"][0]
+        check_one_kind(first, choice)
         moved = dict(chunk)
         choice = {**choice}
         if "prompt_token_ids" in choice:

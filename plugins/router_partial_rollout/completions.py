@@ -11,6 +11,7 @@ from router_partial_rollout.wire import (
     Continuation,
     Finish,
     Json,
+    SegmentError,
     Span,
     as_count,
     as_ids,
@@ -39,6 +40,8 @@ GRAMMARS = (
     "structural_tag",
 )
 EXPERT_STARTS = ("routed_experts_start_len", "routed_experts_prompt_start")
+OF_SGLANG = "matched_stop"
+"""A key of each choice of SGLang; vLLM's have ``stop_reason``."""
 LISTS = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 
 
@@ -116,19 +119,19 @@ class Completions:
         return text if isinstance(text, str) else ""
 
     def shows_partial(self, answer: Json) -> bool:
-        return "matched_stop" in only_choice(answer)
+        return OF_SGLANG in only_choice(answer)
 
     def set_text(self, answer: Json, text: str) -> None:
         only_choice(answer)["text"] = text
 
     def finish(self, answer: Json) -> Finish:
         choice = only_choice(answer)
-        matched = choice.get("stop_reason", choice.get("matched_stop"))
+        matched = choice.get("stop_reason", choice.get(OF_SGLANG))
         return Finish(choice.get("finish_reason"), matched)
 
     def set_matched(self, answer: Json, matched: str) -> None:
         choice = only_choice(answer)
-        choice["matched_stop" if "matched_stop" in choice else "stop_reason"] = matched
+        choice[OF_SGLANG if OF_SGLANG in choice else "stop_reason"] = matched
 
     def end_by_length(self, answer: Json) -> None:
         only_choice(answer)["finish_reason"] = LENGTH
@@ -159,6 +162,7 @@ class Completions:
 
     def join(self, whole: Json, part: Json) -> Json:
         one, two = only_choice(whole), only_choice(part)
+        check_one_kind(one, two)
         first, second = self.ids(whole) or [], self.ids(part) or []
         choice = {**one, **two, "text": self.text(whole) + self.text(part), "token_ids": [*first, *second]}
         for key in ("prompt_token_ids", "prompt_logprobs"):
@@ -176,6 +180,12 @@ class Completions:
 
     def set_segments(self, answer: Json, segments: list[Json]) -> None:
         with_segments(answer, segments)
+
+
+def check_one_kind(first: Json, second: Json) -> None:
+    """Raises SegmentError where one choice is SGLang's and one vLLM's: their logprobs and experts differ in form."""
+    if (OF_SGLANG in first) is not (OF_SGLANG in second):
+        raise SegmentError("one segment is SGLang's and one is vLLM's")
 
 
 def head_of(answer: Json) -> Json:

@@ -105,6 +105,10 @@ class PartialRollout:
         return {worker: 1.0 for worker in workers if rollout.is_hinted(worker)}
 
     @hookimpl
+    def response_end(self, exchange: Exchange) -> None:
+        exchange.state.pop(ROLLOUT)  # the two hold each other
+
+    @hookimpl
     def metrics(self) -> str:
         counts = self._counts
         told = {"continued": counts.continued, "joined": counts.joined, "kept_tokens": counts.kept_tokens}

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import logging
 
-from router_core import KEPT_VERSION, TOKEN_FORM, Attempt, CallNext, Exchange, MalformedBody, Reject, Router, Worker
+from router_core import (
+    KEPT_VERSION,
+    TOKEN_FORM,
+    Attempt,
+    AttemptWithdrawn,
+    CallNext,
+    Exchange,
+    MalformedBody,
+    Router,
+    Worker,
+)
 from router_partial_rollout.completions import Completions
 from router_partial_rollout.dispatch import Dispatches
 from router_partial_rollout.generate import Generate
@@ -78,7 +88,10 @@ class Rollout:
 
     # -------------------------------------------------------------------------------------------------------- asking
     async def prepare(self, attempt: Attempt) -> None:
-        """The worker is known, and what others make of the request: say what is still to be made. Raises Reject."""
+        """The worker is known, and what others make of the request: say what is still to be made.
+
+        Raises AttemptWithdrawn where the worker's call is another than that of what was made.
+        """
         form = self.exchange.state.get(TOKEN_FORM)
         wires = IN_TOKENS if form is not None and form.is_taken else WIRES
         made, wire = self.made, wires.get(attempt.request.path.decode("latin-1"))
@@ -88,8 +101,8 @@ class Rollout:
             await self._ask_for_ids(attempt, wire)
         if made.whole is not None:
             if wire is not made.wire or wire is None:
-                where = f"the rest would be asked for in another way at {attempt.worker.url}"
-                raise Reject(502, "segment_mismatch", where)
+                self.exchange.excluded_workers.add(attempt.worker)
+                raise AttemptWithdrawn(f"the rest would be asked for in another way at {attempt.worker.url}")
             self._split_stops = split_stops(wire.text(made.whole), wire.stops(made.body))
             rest = wire.continuation(
                 made.body, made.prompt_ids, made.ids, start=made.experts_start, stops=self._split_stops

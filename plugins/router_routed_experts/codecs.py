@@ -50,11 +50,15 @@ Ids = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Expert ids in the smallest unsigned type that holds them, flat, and what the value said of itself."""
+    """Expert ids in the smallest unsigned type that holds them, flat, and what the value said of itself.
+
+    ``dtype`` names the integers that the worker sent; None: it is not known.
+    """
 
     ids: Ids
     shape: tuple[int, ...] | None = None
     start: int | None = None
+    dtype: str | None = None
 
 
 class GrowingIds:
@@ -137,7 +141,7 @@ class ExpertDecoder:
             and (ids >> 8 * ids.itemsize - 1).any()
         ):
             raise RowsError(Reason.ID_RANGE, f"an id is {int(ids.view(ids.dtype.str.replace('u', 'i')).min())}")
-        return Decoded(ids, self._shape)
+        return Decoded(ids, self._shape, dtype=dtype.name if dtype is not None else None)
 
     def _take(self, decoded: bytes) -> None:
         if self._bytes:  # only behind a header or behind an error: the decoder gives whole integers
@@ -273,7 +277,7 @@ def decode_object(value: bytes, raw_dtype: str | None) -> Decoded:
     decoded = decoders[int(fields["data"])].finish(dtype or raw_dtype)
     if shape is not None and math.prod(shape) != decoded.ids.size:
         raise RowsError(Reason.WRONG_SIZE, f"{decoded.ids.size} ids for the stated shape {shape}")
-    return Decoded(decoded.ids, decoded.shape if shape is None else tuple(shape), start)
+    return Decoded(decoded.ids, decoded.shape if shape is None else tuple(shape), start, decoded.dtype)
 
 
 def _is_count(value: object) -> bool:

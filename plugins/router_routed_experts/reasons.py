@@ -14,6 +14,8 @@ class Reason(StrEnum):
     BAD_NPY = "bad_npy"
     UNKNOWN_FORM = "unknown_form"
     DTYPE_UNKNOWN = "dtype_unknown"
+    DTYPE_CHANGED = "dtype_changed"
+    """Other integers than those of the trajectory's rows before: another kind of worker, or another model."""
     LAYOUT_UNKNOWN = "layout_unknown"
     """A value without a shape from a worker whose layers and top_k are not known."""
     WRONG_SIZE = "wrong_size"

@@ -34,6 +34,8 @@ class RowBlock:
 
     start: int
     experts: Ids
+    dtype: str | None = None
+    """Of the integers that came; None: not known."""
 
     @property
     def stop(self) -> int:
@@ -80,7 +82,7 @@ def judge(
     except RowsError as fault:
         return Verdict(reason=fault.reason, detail=fault.detail)
     experts.flags.writeable = False
-    return Verdict(RowBlock(first, experts))
+    return Verdict(RowBlock(first, experts, decoded.dtype))
 
 
 def shaped(decoded: Decoded, layout: Layout | None) -> Ids:
@@ -153,6 +155,8 @@ class RowTable:
 
     blocks: tuple[Ids, ...] = ()
     start: int = 0
+    dtype: str | None = None
+    """Of the integers that came for them; None: not known."""
 
     @property
     def row_count(self) -> int:
@@ -174,11 +178,13 @@ class RowTable:
                 Reason.SHAPE,
                 f"{block.experts.shape[1:]} layers and experts behind others of {self.blocks[0].shape[1:]}",
             )
+        if self.blocks and None not in (self.dtype, block.dtype) and self.dtype != block.dtype:
+            raise RowsError(Reason.DTYPE_CHANGED, f"{block.dtype} behind rows that came as {self.dtype}")
         new = block.experts
         if missing:  # a copy: a view would keep the whole of each turn's full answer
             new = new[-missing:].copy()
             new.flags.writeable = False
-        return RowTable((*self.blocks, new), self.start) if len(new) else self
+        return RowTable((*self.blocks, new), self.start, self.dtype or block.dtype) if len(new) else self
 
     def first(self, stop: int) -> RowTable:
         """The rows before row ``stop``, for a branch that leaves the trajectory there."""
@@ -189,7 +195,7 @@ class RowTable:
                 break
             blocks.append(block[:row_count])
             row_count -= len(block)
-        return RowTable(tuple(blocks), self.start)
+        return RowTable(tuple(blocks), self.start, self.dtype)
 
     @property
     def npy_size(self) -> int:

@@ -5,10 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from router_core import ROUTED_EXPERTS, TOKEN_FORM, Answer, Attempt, CallNext, ClientLeft, Exchange, Headers, Reject
+from router_core import (
+    ROUTED_EXPERTS,
+    TOKEN_FORM,
+    Answer,
+    Attempt,
+    AttemptWithdrawn,
+    CallNext,
+    ClientLeft,
+    Exchange,
+    Headers,
+    Reject,
+)
 
 from .call import Call, Head
 from .chat_request import ChatRequest
@@ -20,6 +31,7 @@ from .packed import Ids
 from .results import NOT_A_SAMPLE, check_reading, turn_result
 from .session_options import LENGTHS, sampling_record
 from .session_trace import SessionTrace
+from .tries import Tries, Try
 from .turn import PendingTurn
 from .turn_prompt import TurnPrompt
 
@@ -33,16 +45,6 @@ UNTRAINABLE_HEADER = "x-router-untrainable"
 CONFLICT = 409
 """Status of a refusal that is about the session's state, such as weights it has outlived: asking again is no use."""
 EVENT_STREAM = "text/event-stream"
-
-
-@dataclass(slots=True)
-class _Try:
-    """What belongs to the newest attempt."""
-
-    attempt: Attempt
-    ask: Ask
-    reader: AnswerReader | None
-    weight_version: str | None
 
 
 class CapturedTurn:
@@ -69,7 +71,7 @@ class CapturedTurn:
         self._call = call
         self._prompt = TurnPrompt(capture, exchange, settings, session, chat, pending)
         self._ask = Ask(chat.body, None)
-        self._try: _Try | None = None
+        self._tries = Tries()
         self._prompt_ids: Ids | None = None
         self._form: ChatInTokens | None = None
 
@@ -111,15 +113,20 @@ class CapturedTurn:
         """The worker is known: write the request in its dialect. Raises Reject."""
         worker = attempt.worker
         facts = await self._capture.detector.facts(worker)
+        form = self._taken_form
+        if form is not None and (facts is None or facts.kind != form.kind):
+            # It would not know the call, and answer the messages anew.
+            self._exchange.excluded_workers.add(worker)
+            raise AttemptWithdrawn(f"the answer was begun by {form.kind}, which {worker.url} is not")
         if facts is None or facts.kind is None:
             # One that does not answer will fail by itself, and may be tried elsewhere.
             if facts is not None and self._settings.on_uncapturable == "fail":
                 raise self._uncapturable("unknown_worker")
-            self._try = _Try(attempt, self._ask, None, None)
+            self._tries.add(Try(attempt, self._ask, None, None))
             return
         ask = self._within_room(attempt, facts.max_model_len)
         engines, mode = self._capture.engines, self._prompt.mode
-        if (form := self._taken_form) is not None:
+        if form is not None:
             await form.write(ask, attempt.request, worker)
             return
         try:
@@ -129,7 +136,7 @@ class CapturedTurn:
         except UnknownEngineError as error:
             raise Reject(501, "unsupported_mode", f"{error} (plugins.tito.mode)") from None
         await engine.write(ask, attempt.request, worker)
-        self._try = _Try(attempt, ask, engine.reader(ask, worker), worker.weight_version)
+        self._tries.add(Try(attempt, ask, engine.reader(ask, worker), worker.weight_version))
 
     @property
     def _taken_form(self) -> ChatInTokens | None:
@@ -151,7 +158,7 @@ class CapturedTurn:
 
     # --------------------------------------------------------------------------------------------------- the way back
     async def _read(self, answer: Answer) -> None:
-        tried = self._try
+        tried = self._tries.answered()
         self._call.worker_url = self._exchange.worker.url if self._exchange.worker else None
         if answer.status != 200 or answer.error_code is not None:
             self._refuse(f"status_{answer.status}")
@@ -165,7 +172,7 @@ class CapturedTurn:
         else:
             await self._whole(answer, tried, tried.reader)
 
-    async def _whole(self, answer: Answer, tried: _Try, reader: AnswerReader) -> None:
+    async def _whole(self, answer: Answer, tried: Try, reader: AnswerReader) -> None:
         body = await answer.body()
         if self._taken_form is not None:
             reader = self._taken_form.reader(None)
@@ -173,7 +180,7 @@ class CapturedTurn:
         self._commit(tried, reader)
         self._answer_whole(answer, told)
 
-    async def _stream(self, answer: Answer, tried: _Try, reader: AnswerReader) -> None:
+    async def _stream(self, answer: Answer, tried: Try, reader: AnswerReader) -> None:
         self._call.begin(Head(answer.status, _open_headers(answer), is_whole=False))
         async for chunk in answer.chunks:
             if self._taken_form is not None and isinstance(reader, ChatReader):
@@ -228,7 +235,7 @@ class CapturedTurn:
         )
 
     # ----------------------------------------------------------------------------------------------------- committing
-    def _commit(self, tried: _Try, reader: AnswerReader) -> None:
+    def _commit(self, tried: Try, reader: AnswerReader) -> None:
         """Put the answer into the trace, or say why not."""
         session, reading = self._session, reader.reading
         if session.is_closed:
@@ -247,7 +254,7 @@ class CapturedTurn:
         else:
             self._capture.committed(session, self._call, committed)
 
-    def _try_commit(self, tried: _Try, reader: AnswerReader) -> CommitResult:
+    def _try_commit(self, tried: Try, reader: AnswerReader) -> CommitResult:
         trace, reading = self._session.trace, reader.reading
         try:
             self._prompt_ids = check_reading(reading)

@@ -16,6 +16,7 @@ from typing import Any
 
 from router_core.config import Config
 from router_core.errors import ConfigError
+from router_core.file_limit import raise_file_limit
 from router_core.generation import RELOADED
 from router_core.processes.counts import Counts
 from router_core.processes.listeners import listen_for_all
@@ -44,7 +45,7 @@ from router_core.processes.messages import (
     Told,
 )
 from router_core.processes.slot import Slot
-from router_core.server import CUT_S, clear_ready_file, publish, raise_file_limit, set_up_logging
+from router_core.server import CUT_S, clear_ready_file, publish, set_up_logging
 from router_core.settings import RouterSettings
 
 log = logging.getLogger("router_core")
@@ -385,5 +386,5 @@ def serve_in_processes(read_config: Callable[[], Config], config: Config) -> int
     settings = config.router
     set_up_logging(settings.log_level)
     clear_ready_file(settings.ready_file, config.where("router.ready_file"))
-    raise_file_limit()
+    raise_file_limit(settings.max_held_requests)
     return asyncio.run(Supervisor(read_config, config).run())

@@ -112,6 +112,7 @@ class Attempt:
     def hand_over(self) -> None:
         """The whole request was written, or never will be."""
         self.is_handed_over = True
+        self._checks = []  # they hold what they look at, this attempt too
         if self._handed_over is not None and not self._handed_over.done():
             self._handed_over.set_result(None)
 

@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         self.can_write.set()
         self._poll = select.poll()
         self._answer: H1Answer | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._fields: RawHeaders = []
         self._head_bytes = 0
 
@@ -156,6 +156,7 @@ class Connection(asyncio.Protocol):
             if error is not None and not self._answer.has_head:
                 self._read_rest()
             self._answer.lose(error)
+        self._parser = None  # which holds on to this connection
 
     def _read_rest(self) -> None:
         """A write that failed may have hidden an answer: a worker that reads no further often says why first."""

@@ -12,8 +12,9 @@ from pydantic import ConfigDict
 
 from router_core import PluginSettings, StateKey, hookimpl
 from router_core.reference_engine.tokenizer import ASSETS
-from router_core.testing import assert_plugin_conforms
+from router_core.testing import assert_plugin_conforms, build_exchange
 from router_core.testing.conformance import Report
+from router_core.testing.conformance.budget import HookTimes
 from router_core.testing.conformance.run import (
     a_client_may_leave_at_every_hook,
     a_client_may_leave_at_every_stage,
@@ -248,6 +249,46 @@ async def test_what_a_plugin_keeps_by_design_can_be_named() -> None:
 async def test_a_plugin_nobody_installed_is_no_subject() -> None:
     with pytest.raises(ValueError, match="no installed distribution offers a plugin 'no_such'"):
         await assert_plugin_conforms("no_such")
+
+
+class Slow:
+    """Costs time of its own, behind a worker's, which is not its own."""
+
+    @hookimpl
+    async def around_upstream(self, exchange, call_next):
+        answer = await call_next(exchange)
+        time.sleep(0.002)  # noqa: ASYNC251  # the time that is to be seen
+        return answer
+
+    @hookimpl
+    def response_end(self, exchange):
+        time.sleep(0.002)
+
+
+async def test_what_a_plugin_costs_is_reported_for_each_hook_and_for_an_exchange() -> None:
+    report = await assert_plugin_conforms(Slow, checks=[])
+    assert report.hook_us.keys() == {"around_upstream", "response_end"}
+    assert all(cost >= 2000 for cost in report.hook_us.values())
+    assert report.exchange_us >= 4000
+    assert f"all hooks: {report.exchange_us:.0f} us an exchange" in str(report)
+
+
+async def test_what_is_inside_of_the_onion_is_not_its_own_cost() -> None:
+    times, inside = HookTimes(Fine), []
+
+    async def call_next(exchange):
+        since = time.perf_counter()
+        await asyncio.to_thread(time.sleep, 0.05)
+        inside.append(time.perf_counter() - since)
+
+    async def around_upstream(exchange, call_next):
+        return await call_next(exchange)
+
+    since = time.perf_counter()
+    await times.timed("around_upstream", around_upstream)(build_exchange(), call_next)
+    (own,) = times.of_hook["around_upstream"]
+    assert 0 <= own <= time.perf_counter() - since - inside[0]
+    assert list(times.of_exchange.values()) == [own]
 
 
 def test_a_report_is_readable() -> None:

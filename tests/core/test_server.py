@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -174,29 +176,64 @@ def test_serving_imports_no_model_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@asynccontextmanager
+async def limited_router(
+    tmp_path: Path, soft: int, hard: int | None, *arguments: str
+) -> AsyncIterator[tuple[int, asyncio.subprocess.Process]]:
+    """The port of a router that was started with these limits of open files (None: the hard one that is)."""
+    ready = tmp_path / "ready.json"
+    limited = (
+        "import resource as r, runpy; hard = r.getrlimit(r.RLIMIT_NOFILE)[1];"
+        f"r.setrlimit(r.RLIMIT_NOFILE, ({soft}, {hard} or hard));"
+        "runpy.run_module('router_core', run_name='__main__')"
+    )
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", limited, "serve", "--port", "0", "--ready-file", str(ready), "--set", "enabled=[]"),
+        *arguments,
+        cwd=tmp_path,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(10):
+            while not ready.exists():  # noqa: ASYNC110  # another process has no event to await
+                await asyncio.sleep(0.01)
+        yield json.loads(ready.read_text())["port"], process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.communicate()
+
+
 async def test_as_many_files_as_the_system_allows_may_be_open(tmp_path: Path) -> None:
     """A soft limit of 256 would end at 128 requests."""
-    async with ScriptedWorker() as worker:
-        ready = tmp_path / "ready.json"
-        limited = (
-            "import resource as r, runpy; r.setrlimit(r.RLIMIT_NOFILE, (256, r.getrlimit(r.RLIMIT_NOFILE)[1]));"
-            "runpy.run_module('router_core', run_name='__main__')"
-        )
-        arguments = ["serve", "--port", "0", "--ready-file", str(ready), "--worker", worker.url, "--set", "enabled=[]"]
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", limited, *arguments, cwd=tmp_path)
-        try:
-            async with asyncio.timeout(10):
-                while not ready.exists():  # noqa: ASYNC110  # the same
-                    await asyncio.sleep(0.01)
-            port = json.loads(ready.read_text())["port"]
-            worker.hold()
-            asked = [asyncio.create_task(exchange_once(port, json=ASK, timeout_s=30)) for _ in range(200)]
-            await worker.wait_for_requests(200, timeout_s=30)
-            worker.release()
-            assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
-        finally:
-            process.terminate()
-            await process.wait()
+    async with (
+        ScriptedWorker() as worker,
+        limited_router(tmp_path, 256, None, "--worker", worker.url) as (port, _),
+    ):
+        worker.hold()
+        asked = [asyncio.create_task(exchange_once(port, json=ASK, timeout_s=30)) for _ in range(200)]
+        await worker.wait_for_requests(200, timeout_s=30)
+        worker.release()
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+
+
+async def test_too_few_open_files_are_said_at_the_start(tmp_path: Path) -> None:
+    """A hard limit is nothing that a router can raise; its operator must hear of it before requests fail."""
+    async with limited_router(tmp_path, 256, 1024) as (_, process):
+        process.terminate()
+        told = (await process.communicate())[1].decode()
+    (line,) = [line for line in told.splitlines() if "files" in line]
+    assert "this process may open 1024 files, enough for about 448 requests" in line
+    assert "WARNING" in line
+    assert "router.max_held_requests = 10000" in line and "it takes 18320" in line
+
+
+async def test_enough_open_files_are_nothing_to_speak_of(tmp_path: Path) -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 9000:
+        pytest.skip("the hard limit here is lower than what is tried")
+    async with limited_router(tmp_path, 256, 9000, "--set", "router.max_held_requests=100") as (_, process):
+        process.terminate()
+        assert "files" not in (await process.communicate())[1].decode()
 
 
 # ------------------------------------------------------------------------------------------------------------- the end

@@ -9,6 +9,7 @@ class CostAware:
     """Scores a worker by the lowest price over its own; one without a readable price gets nothing."""
 
     requires_api = ">=1,<2"
+    several_processes = True  # it keeps nothing
 
     class Settings(PluginSettings):
         label: str = "usd_per_hour"

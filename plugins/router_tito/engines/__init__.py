@@ -41,8 +41,6 @@ TOKEN_ENGINES: dict[Kind, Callable[[EngineServices], TokenEngine]] = {
     "vllm": VllmCompletions,
 }
 """Kind of worker -> how the rest of an aborted turn of mode ``inject`` is asked for."""
-REASONING: dict[Kind, str] = {"sglang": "reasoning_content", "vllm": "reasoning"}
-"""What workers call reasoning in a message."""
 RENDERED_ELSEWHERE = frozenset({"observe"})
 """Modes in which we give the worker no ids to generate from."""
 
@@ -74,7 +72,7 @@ class Engines:
         tokens = self._token_engines.get(kind)
         if tokens is None:
             tokens = self._token_engines[kind] = TOKEN_ENGINES[kind](self._services)
-        return ChatInTokens(self._services, self.get(INJECT, kind), tokens, ask, worker, REASONING[kind])
+        return ChatInTokens(self._services, self.get(INJECT, kind), tokens, ask, worker, kind)
 
 
 __all__ = [

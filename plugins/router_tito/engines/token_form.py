@@ -16,6 +16,7 @@ from router_core import InTokens, Reject, Request, StateKey, Worker
 from router_tito.parsers import AnswerParser, Delta
 
 from .chat import ChatReader, Json
+from .detect import Kind
 from .interface import AbortedPart, Ask, Engine, EngineServices
 from .shown import Shown
 from .translate_parsing import Parsing
@@ -25,7 +26,8 @@ from .translate_request import top_logprobs
 log = logging.getLogger(__name__)
 
 NO_CHARACTER = "\ufffd"
-REASONING_OF_VLLM = "reasoning"
+REASONING: dict[Kind, str] = {"sglang": "reasoning_content", "vllm": "reasoning"}
+"""What workers call reasoning in a message."""
 PARSERS_OF_SGLANG = "/get_model_info"
 PARSERS_OF_VLLM = "/server_info?config_format=json"
 """The pages that name the parsers a server was started with."""
@@ -53,15 +55,16 @@ class ChatInTokens:
     """`TokenForm` of one attempt of a captured turn: ``chat`` put it to ``worker``, ``tokens`` would go on with it."""
 
     def __init__(
-        self, services: EngineServices, chat: Engine, tokens: TokenEngine, ask: Ask, worker: Worker, reasoning_key: str
+        self, services: EngineServices, chat: Engine, tokens: TokenEngine, ask: Ask, worker: Worker, kind: Kind
     ) -> None:
         self.is_taken = False
+        self.kind = kind
         self._services = services
         self._chat = chat
         self._tokens = tokens
         self._ask = ask
         self._worker = worker
-        self._reasoning_key = reasoning_key
+        self._reasoning_key = REASONING[kind]
         self._head: Json = {}
         self._make_parser: Callable[[], AnswerParser] | None = None
 
@@ -74,7 +77,7 @@ class ChatInTokens:
             return None
 
     async def write(self, ask: Ask, request: Request, worker: Worker) -> None:
-        """Write a further attempt, which is at another worker perhaps, in the call for tokens."""
+        """Write a further attempt, which is at another worker of this kind perhaps, in the call for tokens."""
         await self._tokens.write(ask, request, worker)
 
     def reader(self, shown_by: ChatReader | None) -> TranslatedReader:
@@ -170,7 +173,7 @@ class ChatInTokens:
 
     async def _as_parsed(self) -> tuple[Ask, bool]:
         """The ask without what the worker has no parser for, and whether it may have none for thinking."""
-        is_vllm = self._reasoning_key == REASONING_OF_VLLM
+        is_vllm = self.kind == "vllm"
         path = PARSERS_OF_VLLM if is_vllm else PARSERS_OF_SGLANG
         found = await self._page(path)
         if is_vllm:

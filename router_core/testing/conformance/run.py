@@ -53,11 +53,15 @@ class Report:
     """Check -> the sentence that says what the plugin did."""
     hook_us: dict[str, float] = field(default_factory=dict)
     """Hook -> median microseconds of a call. A figure of this machine at this moment: to look at, not to assert."""
+    exchange_us: float = 0.0
+    """The same of all its hooks in one exchange."""
 
     def __str__(self) -> str:
         lines = [f"plugin {self.name!r} {'does not conform' if self.faults else 'conforms'}"]
         lines += [f"  {check.replace('_', ' ')}: {fault}" for check, fault in self.faults.items()]
         lines += [f"  {hook}: {us:.0f} us a call" for hook, us in self.hook_us.items()]
+        if self.hook_us:
+            lines.append(f"  all hooks: {self.exchange_us:.0f} us an exchange")
         return "\n".join(lines)
 
 
@@ -79,7 +83,7 @@ async def assert_plugin_conforms(
     it needs, enabled before it, with their tables in ``plugins``. ``session`` are keys for ``POST /sessions``.
     ``keeps`` names attributes of the plugin that may remember closed sessions, by design and bounded.
     ``changes_everything``: the plugin means to change requests for paths it does not know. Returns the report, with
-    what each hook costs.
+    what each hook and an exchange cost.
 
     >>> async def test_it_conforms():
     ...     await assert_plugin_conforms(MyPlugin, {"limit": 3})
@@ -105,7 +109,9 @@ async def assert_plugin_conforms(
             if (fault := await _fault(check, subject, watch)) is not None:
                 report.faults[check.__name__] = fault
         if not report.faults:
-            report.hook_us = {hook: seconds * 1e6 for hook, seconds in (await hook_seconds(subject)).items()}
+            of_hook, of_one = await hook_seconds(subject)
+            report.hook_us = {hook: seconds * 1e6 for hook, seconds in of_hook.items()}
+            report.exchange_us = of_one * 1e6
     finally:
         log.removeHandler(watch)
     if report.faults:

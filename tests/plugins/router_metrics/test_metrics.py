@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,28 @@ async def test_requests_attempts_and_their_times_are_shown(scripted_workers):
         assert page("router_worker_state", worker=worker.url, state="ready") == 1
         assert page("router_worker_state", worker=worker.url, state="quarantined") == 0
     assert page("router_loop_lag_seconds_count") is not None
+
+
+async def test_a_loop_that_stands_still_is_seen_in_its_lag(scripted_worker):
+    """Once for the whole stall, however often the loop would have been looked at meanwhile."""
+
+    class Blocks:
+        @hookimpl
+        async def request_start(self):
+            time.sleep(0.3)  # noqa: ASYNC251  # what is tried is that the loop is blocked
+
+    settings = {"metrics": {"lag_interval_s": 0.01}}
+    async with running_router([scripted_worker.url], enabled=ENABLED, classes=[Blocks], plugins=settings) as router:
+        before = await read(router)
+        await generate(router)
+        after = await read(router)
+
+    def late(page, over_s):
+        """Looks that were later than a bound."""
+        return page("router_loop_lag_seconds_count") - page("router_loop_lag_seconds_bucket", le=over_s)
+
+    assert late(after, "0.25") - late(before, "0.25") == 1
+    assert after("router_loop_lag_seconds_sum") - before("router_loop_lag_seconds_sum") > 0.25
 
 
 async def test_what_runs_and_what_waits_is_shown(scripted_worker):

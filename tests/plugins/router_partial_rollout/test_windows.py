@@ -131,6 +131,19 @@ async def test_a_request_may_forbid_it() -> None:
         assert (wrong.status, wrong.json()["error"]["param"]) == (400, "x-partial-rollout")
 
 
+async def test_a_profile_may_have_every_abort_continued() -> None:
+    profiles = {"async": {"plugins": {"partial_rollout": {"when": "always"}}}}
+    async with (
+        ScriptedWorker() as worker,
+        running_router([worker.url], enabled=["partial_rollout"], profiles=profiles) as router,
+    ):
+        asked = scripted(worker, answer([5], ABORTED), answer([5, 6], ABORTED), answer([9], STOPPED))
+        assert (await ask(router))["output_ids"] == [5]
+        told = await ask(router, headers={"x_router_profile": "async"})
+        assert told["output_ids"] == [5, 6, 9]
+        assert len(asked) == 3
+
+
 @pytest.mark.parametrize(
     ("begin", "end"),
     [

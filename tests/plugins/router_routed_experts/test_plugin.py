@@ -231,6 +231,24 @@ async def test_layers_that_change_within_a_session_are_marked() -> None:
         assert (await router.reason("b")).startswith("shape: ")
 
 
+async def test_a_dtype_that_changes_within_a_session_is_marked() -> None:
+    async with routed() as router:
+        headers = {"x-session-id": "s"}
+        ids = PROMPT
+        for rid, form in (("a", EXPERTS.to_sglang), ("b", EXPERTS.to_sglang), ("c", EXPERTS.to_vllm)):
+            whole = [*ids, *SAMPLED]
+            meta = {"id": rid, "prompt_tokens": len(ids), "completion_tokens": 3, "routed_experts": form(whole)}
+            body = orjson.dumps({"text": "x", "output_ids": SAMPLED, "meta_info": meta})
+            router.worker.handler = reply(body)
+            asked = {"input_ids": ids, "rid": rid, "return_routed_experts": True}
+            assert (await exchange_once(router.port, headers=headers, json=asked)).body == body
+            ids = [*whole, 9]
+            if rid != "c":
+                assert (await router.rows(rid) == rows_of(whole)).all()
+        assert await router.reason("c") == "dtype_changed: uint8 behind rows that came as int32"
+        assert f'incomplete_total{{reason="dtype_changed",worker="{router.worker.url}"}} 1' in router.metrics()
+
+
 async def test_a_session_says_what_is_kept_of_it_until_it_is_closed() -> None:
     async with routed() as router:
         await exchange_once(router.port, target="/sessions", json={"session_id": "s1"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -23,6 +24,7 @@ from router_core.testing import (
     ScriptedWorker,
     build_request,
     exchange_once,
+    reply,
     reply_json,
     reply_pieces,
 )
@@ -325,6 +327,37 @@ async def test_an_answer_without_ids_or_logprobs_is_marked_untrainable(
         assert f'router_tito_untrainable_total{{reason="{reason}"}} 1' in (made.tito.metrics() or "")
         described = (await made.get("/sessions/s")).json()["metadata"]
         assert described["untrainable"] == {reason: 1}
+
+
+def miscounting(worker: ScriptedWorker, true: ScriptedWorker, *, is_less: bool) -> None:
+    """Answer as ``true`` does, with a logprob less or more than there are ids."""
+
+    async def handler(request: ScriptedRequest, connection: Connection) -> bool | None:
+        told = await exchange_once(true.port, target=CHAT, body=request.body)
+        entries = re.findall(rb'"content":\[(\{"token".*?\})\]', told.body)
+        first = entries[0].split(b',{"token"')[0]
+        other = entries[0][len(first) + 1 :] if is_less else first + b"," + entries[0]
+        body = told.body.replace(entries[0], other, 1)
+        assert body != told.body
+        return await reply(body, content_type=told.get("content-type"))(request, connection)
+
+    worker.handler = handler
+
+
+@pytest.mark.parametrize("is_less", [True, False])
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_with_another_number_of_logprobs_than_ids_is_marked_untrainable(
+    dialect: str, stream: bool, is_less: bool
+) -> None:
+    async with ScriptedWorker(dialect) as true, captured_worker(dialect) as (worker, made):
+        miscounting(worker, true, is_less=is_less)
+        said(true)
+        answer = await made.chat(START, stream=stream)
+        assert answer.status == 200 and answer.clean is True
+        assert (b"data: [DONE]" if stream else b"two files") in answer.body
+        assert answer.get("x-router-untrainable") == (None if stream else "logprobs_missing")
+        assert made.trace().uncaptured == {"logprobs_missing": 1} and sampled(made) == []
 
 
 async def test_a_branch_that_goes_on_from_an_untrainable_answer_is_incomplete() -> None:
