@@ -24,7 +24,7 @@ LAYERS = (
     "hookspecs control dp_rank failures holds inbound sessions workers",
     "timing worker_updates debug asgi_inbound",
     "plan router stats_routes access protocol",
-    "plans selection outside delivery switch_off tracing stalls",
+    "plans selection outside delivery switch_off tracing stalls fast_cycle",
     "registry attempt admin",
     "proxy listing introspection",
     "asgi",

@@ -129,7 +129,7 @@ async def test_uvicorn_asks_a_cycle_for_nothing_else() -> None:
 
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    from router_core.fast_front import FastCycle
+    from router_core.fast_cycle import FastCycle
 
     inherited = [
         getattr(HttpToolsProtocol, name)

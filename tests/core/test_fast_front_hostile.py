@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from router_core.fast_front import FastCycle, FastProtocol
+from router_core.fast_cycle import FastCycle
+from router_core.fast_front import FastProtocol
 from router_core.testing import (
     Faults,
     RawClient,
