@@ -86,7 +86,6 @@ class Child:
 
     def __init__(self, setup: Setup, link: Link, application: Application, counts: Counts) -> None:
         self._setup = setup
-        self._counts = counts
         self._link = link
         self._application = application
         self._owners = Owners(setup.processes, setup.slot)
@@ -262,14 +261,15 @@ class Child:
         return told
 
     async def _look_again(self) -> None:
-        """Room that another process made wakes who is held here."""
-        holds, counts, load = self._application.holds, self._counts, 0
+        """Who is held here tries again now and then: another process may have made room.
+
+        Each time: between two looks room may have come, gone and come again, which no two sums would show.
+        """
+        holds = self._application.holds
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             if len(holds):
-                before, load = load, counts.load()
-                if load != before:
-                    holds.wake_for_workers()
+                holds.wake_for_workers()
 
 
 def _checked(answer: Any) -> Any:

@@ -71,10 +71,6 @@ class Counts:
         row[:] = memoryview(bytes(4 * CAPACITY)).cast("i")
         return lost
 
-    def load(self) -> int:
-        """Changes, mostly, when something in another process did: the sum of what they have in flight."""
-        return sum(sum(row) for row in self.others)
-
 
 def _size(slots: int) -> int:
     return CAPACITY * (8 + 4 * slots)
