@@ -84,7 +84,7 @@ class ChildServer(Server):
 class Child:
     """Runs until the supervisor says so, or is gone."""
 
-    def __init__(self, setup: Setup, link: Link, application: Application, counts: Counts) -> None:
+    def __init__(self, setup: Setup, link: Link, application: Application) -> None:
         self._setup = setup
         self._link = link
         self._application = application
@@ -304,4 +304,4 @@ async def _main(setup: Setup, end: socket.socket, counts: Counts) -> int:
         link.send(Failed(error.message, error.where, error.key))
         return 2
     application.generation.number = setup.generation
-    return await Child(setup, link, application, counts).run()
+    return await Child(setup, link, application).run()
