@@ -180,10 +180,23 @@ def _begin_sending(attempt: Attempt, outgoing: Outgoing) -> None:
         attempt.hand_over()
 
 
-async def _until_handed_over(attempt: Attempt, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async for piece in stream:
-        yield piece
-    attempt.hand_over()
+class _UntilHandedOver:
+    """The pieces of a request's body; after the last one the worker has been given the whole request."""
+
+    __slots__ = ("_attempt", "_pieces")
+
+    def __init__(self, attempt: Attempt, pieces: AsyncIterator[bytes]) -> None:
+        self._attempt, self._pieces = attempt, pieces
+
+    def __aiter__(self) -> _UntilHandedOver:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await self._pieces.__anext__()
+        except StopAsyncIteration:
+            self._attempt.hand_over()
+            raise
 
 
 def _outgoing(attempt: Attempt, body: bytes | None) -> Outgoing:
@@ -196,7 +209,7 @@ def _outgoing(attempt: Attempt, body: bytes | None) -> Outgoing:
     target = request.path + b"?" + request.query if request.query else request.path
     outgoing = Outgoing(request.method, worker.base_url, target, headers, body)
     if body is None:
-        outgoing.stream = _until_handed_over(attempt, request.source.stream())
+        outgoing.stream = _UntilHandedOver(attempt, request.source.stream())
         outgoing.length = request.source.length
     elif not body and not request.source.is_declared:
         outgoing.body = None
