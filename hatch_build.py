@@ -1,8 +1,8 @@
 """The compiled build: the modules that pyproject.toml lists become extension modules in the wheel, made by mypyc.
 
-Not hatch-mypyc: that one compiles inside of the checkout, where what it leaves is imported instead of a changed source,
-and knows one root, while ``plugins/router_x`` is ``router_x`` in the wheel. Here everything is laid out as in the wheel,
-in a directory of its own, and compiled there.
+Not hatch-mypyc: that one compiles inside of the checkout, where what it leaves is imported instead of a changed
+source, and knows one root, while ``plugins/router_x`` is ``router_x`` in the wheel. Here everything is laid out as in
+the wheel, in a directory of its own, and compiled there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ GROUP = "router_core"
 PROBE = "#include <Python.h>\nPyMODINIT_FUNC PyInit_probe(void) { return NULL; }\n"
 NO_COMPILER = """router-core's compiled build needs a C compiler and the headers of Python. Tried here:
   {error}
-Debian, Ubuntu: apt-get install gcc libc6-dev python3-dev. Fedora: dnf install gcc python3-devel. macOS: xcode-select --install.
-Or install the interpreted one, which does the same and needs no compiler: without HATCH_BUILD_HOOKS_ENABLE."""
+On Debian and Ubuntu: apt-get install gcc libc6-dev python3-dev; on macOS: xcode-select --install.
+Or install the interpreted build, which does the same and needs no compiler: without HATCH_BUILD_HOOKS_ENABLE."""
 
 
 class CompiledModules(BuildHookInterface[Any]):
@@ -35,6 +35,7 @@ class CompiledModules(BuildHookInterface[Any]):
         stage = Path(self._directory.name).resolve()
         modules = self._lay_out(stage)
         with chdir(stage):
+            probe_compiler()
             compile_modules(modules, self.config.get("opt-level", "2"))
         made = [*stage.rglob("*.so"), *stage.rglob("*.pyd")]
         build_data["force_include"].update({str(path): path.relative_to(stage).as_posix() for path in made})
@@ -55,36 +56,43 @@ class CompiledModules(BuildHookInterface[Any]):
         for pattern in self.config["include"]:
             found = [files[path] for path in Path(self.root).glob(pattern) if path in files]
             if not found:
-                raise ValueError(f"pyproject.toml, hooks.custom: include: {pattern!r} names nothing that is in the wheel")
+                raise ValueError(f"pyproject.toml: hooks.custom: include: {pattern!r} is nothing that the wheel has")
             modules.update(found)
         return sorted(modules)
 
 
 def compile_modules(modules: list[str], opt_level: str) -> None:
     """Compiles modules below the current directory, in place."""
-    import setuptools  # before mypyc.build, and only where something is compiled
+    import setuptools  # noqa: F401  # mypyc.build wants it first
     from mypyc.build import mypycify
 
-    def build(extensions: list[setuptools.Extension]) -> None:
-        distribution = setuptools.Distribution({"name": "router-core", "ext_modules": extensions})
-        command = distribution.get_command_obj("build_ext")
-        command.inplace = True
-        command.ensure_finalized()
-        command.run()
-
-    Path("probe.c").write_text(PROBE, encoding="utf-8")
-    try:
-        build([setuptools.Extension("probe", ["probe.c"])])
-    except Exception as error:
-        raise SystemExit(NO_COMPILER.format(error=error)) from None
-    for path in Path().glob("probe*"):
-        path.unlink()
+    options = ["--config-file=", "--explicit-package-bases"]
     extensions = mypycify(
-        ["--config-file=", "--explicit-package-bases", *modules],
-        opt_level=opt_level,
-        debug_level="0",
-        group_name=GROUP,
-        target_dir="build",
+        [*options, *modules], opt_level=opt_level, debug_level="0", group_name=GROUP, target_dir="build"
     )
-    build(extensions)
-    shutil.rmtree("build")  # the compiler's own files
+    build_extensions(extensions)
+    shutil.rmtree("build")
+
+
+def probe_compiler() -> None:
+    """Says at once what is missing, before a minute's work."""
+    from setuptools import Extension
+    from setuptools.errors import BaseError, CCompilerError
+
+    with TemporaryDirectory() as directory, chdir(directory):
+        Path("probe.c").write_text(PROBE, encoding="utf-8")
+        try:
+            build_extensions([Extension("probe", ["probe.c"])])
+        except (BaseError, CCompilerError) as error:
+            raise SystemExit(NO_COMPILER.format(error=error)) from None
+
+
+def build_extensions(extensions: list[Any]) -> None:
+    """Each becomes a file below the current directory."""
+    from setuptools import Distribution
+
+    distribution = Distribution({"name": "router-core", "ext_modules": extensions})
+    command = distribution.get_command_obj("build_ext")
+    command.inplace = True
+    command.ensure_finalized()
+    command.run()

@@ -1,8 +1,8 @@
-"""Which build runs: these sources, or what mypyc made of them."""
+"""Which build runs: the sources, or what mypyc made of the modules that pyproject.toml lists."""
 
 from __future__ import annotations
 
 
-def is_compiled() -> bool:
-    """Whether the modules of the hot path run as extension modules. All of them do, or none: this one is of them."""
-    return not __file__.endswith((".py", ".pyc"))
+def build_name() -> str:
+    """``compiled`` or ``interpreted``. Of the listed modules all are compiled or none, and this one is listed."""
+    return "interpreted" if __file__.endswith((".py", ".pyc")) else "compiled"

@@ -10,6 +10,7 @@ import pytest
 
 from router_core import ConfigError, Exchange, PluginSettings, hookimpl, per_exchange
 from router_core.app import Application
+from router_core.build import build_name
 from router_core.config import load
 from router_core.hookspecs import ASYNC, IN_REQUEST, OUTSIDE_REQUEST
 from router_core.registry import installed
@@ -366,7 +367,8 @@ async def test_a_strangers_plugin_is_found_by_its_entry_point(command: Command, 
     site = stranger("far-away", "longest_url = far_away:LongestUrl")
     env = {"PYTHONPATH": str(site)}
     status, out, _ = await command("check", "--set", "enabled=longest_url", env=env)
-    assert (status, out) == (0, "ok (plugins were made, not started): 1 made, on: longest_url; file: none\n")
+    said = f"1 made, on: longest_url; file: none; build: {build_name()}"
+    assert (status, out) == (0, f"ok (plugins were made, not started): {said}\n")
     status, out, _ = await command("plugins", "--set", "enabled=longest_url", env=env)
     (line,) = [line for line in out.splitlines() if "longest_url" in line]
     assert line.split() == ["1", "longest_url", "on", "1.2", "far-away", "pick_worker"]
