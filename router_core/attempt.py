@@ -45,17 +45,21 @@ class Attempts:
                 raise exchange.interruption
             if exchange.ended_at is not None:
                 raise RuntimeError(f"{exchange!r} has ended: nothing is sent for it any more")
+            attempt: Attempt | None = None
             try:
                 attempt = self._begin(exchange, plan)
-            except NoWorker:
-                if exchange.decision is None or not (waits_for := exchange.decision.waits_for):
-                    raise
-                await self._holds.wait_for_worker(exchange, waits_for)
-                continue
-            try:
                 return await self._run(exchange, plan, attempt)
             except AttemptWithdrawn:
+                if attempt is None:
+                    raise
                 exchange.attempts.remove(attempt)
+            except NoWorker:
+                if attempt is not None or exchange.decision is None or not exchange.decision.waits_for:
+                    raise
+            if attempt is None:
+                assert exchange.decision is not None and exchange.decision.waits_for is not None
+                await self._holds.wait_for_worker(exchange, exchange.decision.waits_for)
+            else:
                 await asyncio.sleep(0)  # a plugin that withdraws for ever must not stop the loop
 
     def _begin(self, exchange: Exchange, plan: Plan) -> Attempt:
