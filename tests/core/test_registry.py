@@ -423,7 +423,7 @@ def test_the_built_in_plugins_are_found_like_a_strangers() -> None:
 
 def test_a_plugin_brings_in_no_other_one() -> None:
     script = (
-        "import sys, router_health.plugin; print({m.split('.')[0] for m in sys.modules if m.startswith('router_')})"
+        "import sys, router_health.plugin; print(*{m.split('.')[0] for m in sys.modules if m.startswith('router_')})"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() in ("{'router_core', 'router_health'}", "{'router_health', 'router_core'}")
+    assert set(done.stdout.split()) - {"router_core__mypyc"} == {"router_core", "router_health"}
