@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HOOK = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"][
-    "custom"
-]
+BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+HOOK = BUILD["targets"]["wheel"]["hooks"]["custom"]
 MODULES = sorted({path for pattern in HOOK["include"] for path in ROOT.glob(pattern)})
 
 
