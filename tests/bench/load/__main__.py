@@ -88,9 +88,9 @@ def say(line: str) -> None:
 
 def report(results: dict[str, Result], options: argparse.Namespace, about: dict[str, Any]) -> str:
     head = (
-        f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, {about['date']}, commit {about['commit']}, "
-        f"{about['build']}; the proxy alone on one core; medians of {options.rounds} rounds; load of the machine at the "
-        f"start {about['load']:.1f}"
+        f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, {about['date']}, "
+        f"commit {about['commit']}, {about['build']}; the proxy alone on one core; medians of {options.rounds} rounds; "
+        f"load of the machine at the start {about['load']:.1f}"
     )
     tables = [table(result, options.reference) for result in results.values()]
     return "\n\n".join([head, *tables, "### Goals", goals_table(results)]) + "\n"
