@@ -23,6 +23,7 @@ import uvicorn
 
 from router_core.access import is_loopback
 from router_core.app import Application
+from router_core.build import build_name
 from router_core.config import Config
 from router_core.errors import ConfigError
 from router_core.fast_front import FastProtocol
@@ -271,7 +272,7 @@ def publish(listeners: Listeners, settings: RouterSettings, *, workers: int) -> 
     listener, admin = listeners.data, listeners.admin
     url = url_of(listener)
     host, port = listener.getsockname()[:2]
-    log.info("router-core listens on %s, workers: %d", url, workers)
+    log.info("router-core (%s) listens on %s, workers: %d", build_name(), url, workers)
     if admin is not None:
         log.info("the router's own routes are at %s", url_of(admin))
     if not is_loopback(admin or listener) and settings.admin_token is None:
