@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
@@ -29,36 +28,32 @@ from router_core import (
 from router_session_affinity.place import Gate, place, place_by_hash
 from router_session_affinity.ring import HashRing
 from router_session_affinity.table import SessionTable, Turn
-from router_session_affinity.wish import (
-    RANK,
-    WORKER,
-    Pin,
-    Wish,
-    pinned_workers,
-    read_boolean,
-    read_wish,
-)
+from router_session_affinity.wish import Pin, Wish, pinned_workers, read_boolean, read_wish, tell_worker
 
 GROUP_HEADER = "x-prompt-id"
 SESSION, GROUP = "session", "group"
 
-TOLD = (WORKER.encode(), RANK.encode())
-
 Key = tuple[str, str]
 
 
-@dataclass(slots=True)
 class Affinity:
     """What one exchange asks for, and its turn once a worker was looked for."""
 
-    wish: Wish
-    key: Key | None
-    """None: nothing keeps it anywhere."""
-    mode: Literal["sticky", "hash"]
-    gate: Gate
-    turn: Turn[Worker] | None = None
-    why: str = "stays"
-    """Why the newest choice was made."""
+    __slots__ = ("gate", "is_hashed", "key", "pin", "turn", "why")
+
+    def __init__(self, key: Key | None, pin: Pin | None, gate: Gate, *, is_hashed: bool) -> None:
+        self.key = key
+        """None: nothing keeps it anywhere."""
+        self.pin = pin
+        self.gate = gate
+        self.is_hashed = is_hashed
+        self.turn: Turn[Worker] | None = None
+        self.why = "stays"
+        """Why the newest choice was made."""
+
+    def pin_of(self, exchange: Exchange) -> Pin | None:
+        """The pin that holds for the next attempt."""
+        return None if self.pin is not None and self.pin.is_once and exchange.attempts else self.pin
 
 
 AFFINITY = StateKey[Affinity]("session affinity")
@@ -172,12 +167,13 @@ class SessionAffinity:
         key = None if wish.is_sticky is False else self._key(exchange, settings, wish)
         if key is None and wish.pin is None:
             return  # nothing keeps it anywhere
-        mode = "sticky" if wish.is_sticky else settings.mode
-        exchange.state[AFFINITY] = Affinity(wish, key, mode, self._gate(settings))
+        is_hashed = settings.mode == "hash" and not wish.is_sticky
+        exchange.state[AFFINITY] = Affinity(key, wish.pin, self._gate(settings), is_hashed=is_hashed)
 
     @hookimpl
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Sequence[Worker] | None:
-        pin = _pin_of(exchange)
+        affinity = exchange.state.get(AFFINITY)
+        pin = affinity.pin_of(exchange) if affinity is not None else None
         if pin is None or not pin.is_hard:
             return None
         pinned = self._pinned(pin)
@@ -191,9 +187,9 @@ class SessionAffinity:
     @hookimpl
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:
         affinity = exchange.state.get(AFFINITY)
-        if affinity is None or affinity.key is None or self._pinned_among(exchange, workers):
+        if affinity is None or affinity.key is None or self._pinned_among(affinity, exchange, workers):
             return None
-        if affinity.mode == "hash":
+        if affinity.is_hashed:
             found = place_by_hash(affinity.key[1], workers, affinity.gate, self._ring, self._on_ring)
         else:
             turn = self._turn(affinity, affinity.key)
@@ -204,22 +200,21 @@ class SessionAffinity:
 
     @hookimpl
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
-        pinned = self._pinned_among(exchange, workers)
-        return min(pinned, key=lambda worker: (-scores[worker], worker.last_pick)) if pinned else None
+        affinity = exchange.state.get(AFFINITY)
+        if affinity is None or not (pinned := self._pinned_among(affinity, exchange, workers)):
+            return None
+        return min(pinned, key=lambda worker: (-scores[worker], worker.last_pick))
 
     @hookimpl
     async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
         affinity = exchange.state.get(AFFINITY)
-        if affinity is not None and affinity.key is not None and affinity.mode == "sticky":
+        if affinity is not None and affinity.key is not None and not affinity.is_hashed:
             self._table.reserve(self._turn(affinity, affinity.key), attempt.worker)
 
     @hookimpl
     async def response_start(self, exchange: Exchange, answer: Answer) -> None:
-        if exchange.worker is not None and answer.error_code is None:
-            fields = answer.headers.raw
-            fields[:] = [field for field in fields if field[0] not in TOLD]
-            fields.append((TOLD[0], exchange.worker.base_id.encode()))
-            fields.append((TOLD[1], b"%d" % (exchange.worker.dp_rank or 0)))
+        if exchange.attempts and answer.error_code is None:
+            tell_worker(exchange.attempts[-1].worker, answer.headers)
 
     @hookimpl
     def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
@@ -273,21 +268,14 @@ class SessionAffinity:
         """The registered workers that a pin names, whatever their state."""
         return pinned_workers(pin, self._router.workers.find(pin.name))
 
-    def _pinned_among(self, exchange: Exchange, workers: Sequence[Worker]) -> list[Worker]:
-        pin = _pin_of(exchange)
+    def _pinned_among(self, affinity: Affinity, exchange: Exchange, workers: Sequence[Worker]) -> list[Worker]:
+        pin = affinity.pin_of(exchange)
         return [] if pin is None else [worker for worker in self._pinned(pin) if worker in workers]
-
-
-def _pin_of(exchange: Exchange) -> Pin | None:
-    """The pin that holds for the next attempt."""
-    affinity = exchange.state.get(AFFINITY)
-    pin = affinity.wish.pin if affinity is not None else None
-    return None if pin is None or (pin.is_once and exchange.attempts) else pin
 
 
 def _reason(affinity: Affinity) -> str:
     """Why a session moved: its request said so, its worker was out or overloaded, or other plugins wanted it."""
-    if affinity.wish.pin is not None:
+    if affinity.pin is not None:
         return "pinned"
     return "outvoted" if affinity.why == "stays" else affinity.why
 
