@@ -15,7 +15,6 @@ from router_core import (
     Identity,
     Outcome,
     PluginSettings,
-    Reject,
     Router,
     Scores,
     Session,
@@ -27,34 +26,9 @@ from router_core import (
 )
 from router_session_affinity.place import Gate, place, place_by_hash
 from router_session_affinity.ring import HashRing
+from router_session_affinity.rules import GROUP, GROUP_HEADER, SESSION, Affinity, Key, Rules
 from router_session_affinity.table import SessionTable, Turn
-from router_session_affinity.wish import Pin, Wish, pinned_workers, read_boolean, read_wish, tell_worker
-
-GROUP_HEADER = "x-prompt-id"
-SESSION, GROUP = "session", "group"
-
-Key = tuple[str, str]
-
-
-class Affinity:
-    """What one exchange asks for, and its turn once a worker was looked for."""
-
-    __slots__ = ("gate", "is_hashed", "key", "pin", "turn", "why")
-
-    def __init__(self, key: Key | None, pin: Pin | None, gate: Gate, *, is_hashed: bool) -> None:
-        self.key = key
-        """None: nothing keeps it anywhere."""
-        self.pin = pin
-        self.gate = gate
-        self.is_hashed = is_hashed
-        self.turn: Turn[Worker] | None = None
-        self.why = "stays"
-        """Why the newest choice was made."""
-
-    def pin_of(self, exchange: Exchange) -> Pin | None:
-        """The pin that holds for the next attempt."""
-        return None if self.pin is not None and self.pin.is_once and exchange.attempts else self.pin
-
+from router_session_affinity.wish import Pin, pinned_workers, read_boolean, tell_worker
 
 AFFINITY = StateKey[Affinity]("session affinity")
 
@@ -96,8 +70,8 @@ class SessionAffinity:
         self._table: SessionTable[Worker] = SessionTable(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions)
         self._ring = HashRing(settings.virtual_nodes)
         self._on_ring: dict[str, Worker] = {}
-        self._gates: dict[int, Gate] = {}
-        """The gate of each settings object: of the process and of profiles."""
+        self._rules: dict[int, Rules] = {}
+        """Those of each settings object: of the process and of profiles."""
         self._moves: Counter[str] = Counter()
         self._router: Router
 
@@ -162,13 +136,9 @@ class SessionAffinity:
 
     @hookimpl
     async def request_start(self, exchange: Exchange) -> None:
-        settings: SessionAffinity.Settings = exchange.settings(self)
-        wish = read_wish(exchange.request.headers, pins_are_hard=settings.hard_pins)
-        key = None if wish.is_sticky is False else self._key(exchange, settings, wish)
-        if key is None and wish.pin is None:
-            return  # nothing keeps it anywhere
-        is_hashed = settings.mode == "hash" and not wish.is_sticky
-        exchange.state[AFFINITY] = Affinity(key, wish.pin, self._gate(settings), is_hashed=is_hashed)
+        affinity = self._rules_of(exchange.settings(self)).read(exchange)
+        if affinity is not None:
+            exchange.state[AFFINITY] = affinity
 
     @hookimpl
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Sequence[Worker] | None:
@@ -233,31 +203,18 @@ class SessionAffinity:
                 self._router.session_moved(affinity.key[1], old, worker)
 
     # ----------------------------------------------------------------------------------------------------- the pieces
-    def _gate(self, settings: Settings) -> Gate:
-        gate = self._gates.get(id(settings))
-        if gate is None:
-            gate = self._gates[id(settings)] = Gate(settings.overload_absolute, settings.overload_relative)
-        return gate
-
-    def _key(self, exchange: Exchange, settings: Settings, wish: Wish) -> Key | None:
-        """What this request is kept together by. Raises Reject (400) for a key that is too long."""
-        kind: str = settings.key
-        if kind == "none":
-            if not wish.is_sticky:
-                return None
-            kind = SESSION
-        key = exchange.session_id if kind == SESSION else exchange.identity.group
-        if not key:
-            return None
-        if len(key) > settings.max_key_characters:
-            where = GROUP_HEADER if kind == GROUP else self._session_header(exchange)
-            message = f"{len(key)} characters of a {kind}'s id, at most {settings.max_key_characters} are kept"
-            raise Reject(400, "key_too_long", f"{message} (plugins.session_affinity.max_key_characters)", where)
-        return kind, key
-
-    def _session_header(self, exchange: Exchange) -> str:
-        headers = exchange.request.headers
-        return next((name for name in self._router.settings.session_headers if name in headers), "session_id")
+    def _rules_of(self, settings: Settings) -> Rules:
+        rules = self._rules.get(id(settings))
+        if rules is None:
+            rules = self._rules[id(settings)] = Rules(
+                settings.key,
+                Gate(settings.overload_absolute, settings.overload_relative),
+                is_hashed=settings.mode == "hash",
+                hard_pins=settings.hard_pins,
+                max_key_characters=settings.max_key_characters,
+                session_headers=self._router.settings.session_headers,
+            )
+        return rules
 
     def _turn(self, affinity: Affinity, key: Key) -> Turn[Worker]:
         if affinity.turn is None:
