@@ -157,7 +157,9 @@ class SessionAffinity:
     @hookimpl
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:
         affinity = exchange.state.get(AFFINITY)
-        if affinity is None or affinity.key is None or self._pinned_among(affinity, exchange, workers):
+        if affinity is None or affinity.key is None:
+            return None
+        if affinity.pin is not None and self._pinned_among(affinity, exchange, workers):
             return None
         if affinity.is_hashed:
             found = place_by_hash(affinity.key[1], workers, affinity.gate, self._ring, self._on_ring)
@@ -171,7 +173,9 @@ class SessionAffinity:
     @hookimpl
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
         affinity = exchange.state.get(AFFINITY)
-        if affinity is None or not (pinned := self._pinned_among(affinity, exchange, workers)):
+        if affinity is None or affinity.pin is None:
+            return None
+        if not (pinned := self._pinned_among(affinity, exchange, workers)):
             return None
         return min(pinned, key=lambda worker: (-scores[worker], worker.last_pick))
 
