@@ -102,11 +102,7 @@ class EngineControl:
         if request.path in WITH_RID and request.method in ("POST", "PUT"):
             settings: EngineControl.Settings = exchange.settings(self)
             body = request.ready_body
-            if (
-                body is None
-                or settings.inject_rid
-                or (len(body) <= settings.max_rid_body_bytes and b'"rid"' in body)
-            ):
+            if body is None or settings.inject_rid or (len(body) <= settings.max_rid_body_bytes and b'"rid"' in body):
                 await self._note_rids(exchange, settings)
         return await call_next(exchange)
 
