@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -52,43 +51,38 @@ class HookTimes:
     def timed(self, plugin: str, hook: str, call: Callable[..., Any], stands_for: int = 1) -> Callable[..., Any]:
         """The same implementation with its time taken."""
         time = self._times.setdefault((plugin, hook), HookTime(plugin, hook))
-        add = partial(_add, time, stands_for)
         if hook == "around_upstream":
-            return _timed_layer(call, add, self._now)
-        return (_timed_async if hook in ASYNC else _timed_plain)(call, add, self._now)
+            return _timed_layer(call, time, stands_for, self._now)
+        return (_timed_async if hook in ASYNC else _timed_plain)(call, time, stands_for, self._now)
 
 
-Add = Callable[[float], None]
+Now = Callable[[], float]
 
 
-def _add(time: HookTime, stands_for: int, seconds: float) -> None:
-    time.add(seconds, stands_for)
-
-
-def _timed_plain(call: Callable[..., Any], add: Add, now: Callable[[], float]) -> Callable[..., Any]:
+def _timed_plain(call: Callable[..., Any], time: HookTime, stands_for: int, now: Now) -> Callable[..., Any]:
     def timed(*args: Any) -> Any:
         since = now()
         try:
             return call(*args)
         finally:
-            add(now() - since)
+            time.add(now() - since, stands_for)
 
     return timed
 
 
-def _timed_async(call: Callable[..., Awaitable[Any]], add: Add, now: Callable[[], float]) -> Callable[..., Any]:
+def _timed_async(call: Callable[..., Awaitable[Any]], time: HookTime, stands_for: int, now: Now) -> Callable[..., Any]:
     async def timed(*args: Any) -> Any:
         since = now()
         try:
             return await call(*args)
         finally:
-            add(now() - since)
+            time.add(now() - since, stands_for)
 
     return timed
 
 
 def _timed_layer(
-    call: Callable[[Exchange, CallNext], Awaitable[Answer]], add: Add, now: Callable[[], float]
+    call: Callable[[Exchange, CallNext], Awaitable[Answer]], time: HookTime, stands_for: int, now: Now
 ) -> Callable[..., Any]:
     async def timed(exchange: Exchange, call_next: CallNext) -> Answer:
         inner = 0.0
@@ -105,6 +99,6 @@ def _timed_layer(
         try:
             return await call(exchange, next_)
         finally:
-            add(now() - since - inner)
+            time.add(now() - since - inner, stands_for)
 
     return timed
