@@ -19,6 +19,7 @@ from router_core.processes.asking import Asking
 from router_core.processes.child_server import ChildServer
 from router_core.processes.counts import CountedWorker, Counts
 from router_core.processes.forward import Forwarder
+from router_core.processes.handing import Handing
 from router_core.processes.link import Link, read_first
 from router_core.processes.messages import (
     Closed,
@@ -124,7 +125,9 @@ class Child:
         application.app = self._switch
         data = socket.socket(fileno=setup.data_fd)
         admin = socket.socket(fileno=setup.admin_fd) if setup.admin_fd is not None else None
-        self._server = ChildServer(application, Listeners(data, admin))
+        giving = [socket.socket(fileno=fd) for fd in setup.giving_fds]
+        handing = Handing(socket.socket(fileno=setup.taking_fd), giving, self._switch.other_owner)
+        self._server = ChildServer(application, Listeners(data, admin), handing)
         self._running = Running(setup.slot, application, self._switch, self._link, stop=self._server.stop)
         self._peer_server = PeerServer(self._switch.from_peer, setup.secret, self._server.server_state.tasks)
 

@@ -22,6 +22,9 @@ class Setup:
     data_fd: int
     admin_fd: int | None
     counts_fd: int
+    taking_fd: int
+    giving_fds: Sequence[int]
+    """By slot: where connections are taken, and where they are handed to the others."""
     secret: bytes
     """Begins each connection of one process to another; new in each run."""
 

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from router_core.processes.handing import make_pair
 from router_core.processes.link import Link
 from router_core.processes.messages import Run, Setup
 from router_core.server import Listeners
@@ -23,6 +24,8 @@ class Slot:
     def __init__(self, number: int, listeners: Listeners) -> None:
         self.number = number
         self.listeners = listeners
+        self.taking, self.giving = make_pair()
+        """Where its process takes connections that the others hand over."""
         self.process: asyncio.subprocess.Process | None = None
         self.link: Link | None = None
         self.address: str | None = None
@@ -47,7 +50,7 @@ class Slot:
     async def start(self, setup: Setup) -> None:
         """Starts a process, which says Hello once it is built."""
         ours, theirs = socket.socketpair()
-        fds = [theirs.fileno(), setup.data_fd, setup.counts_fd]
+        fds = [theirs.fileno(), setup.data_fd, setup.counts_fd, setup.taking_fd, *setup.giving_fds]
         if setup.admin_fd is not None:
             fds.append(setup.admin_fd)
         command: Sequence[str] = (sys.executable, "-m", "router_core.processes", str(theirs.fileno()))

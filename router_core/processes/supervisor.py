@@ -171,6 +171,8 @@ class Supervisor:
             data_fd=slot.listeners.data.fileno(),
             admin_fd=admin.fileno() if admin is not None else None,
             counts_fd=self._counts.fd,
+            taking_fd=slot.taking.fileno(),
+            giving_fds=[each.giving.fileno() for each in self._slots],
             secret=self._secret,
         )
 

@@ -13,6 +13,7 @@ import orjson
 from router_core.asgi import ASGIApp, Front, Receive, Scope, Send
 from router_core.errors import Reject
 from router_core.headers import RawHeaders
+from router_core.processes.first_request import read_first_request
 from router_core.processes.forward import Forwarder, answer
 from router_core.processes.frames import sent_scope
 from router_core.processes.merge import Merge, first_error, merge_plugins, merge_sessions, merge_workers
@@ -128,6 +129,19 @@ class Switch:
                 if name == wanted:
                     return value.decode("latin-1")
         return None
+
+    def other_owner(self, data: bytes) -> int | None:
+        """The other process to which the request belongs that begins a connection, if one is there to take it."""
+        if (found := read_first_request(data)) is None:
+            return None
+        scope, body = found
+        place = self._place(scope)
+        session_id = place.id if isinstance(place, OfSession) else None
+        if isinstance(place, Opening):
+            session_id = _id_in(body)
+        if session_id is None or (slot := self._owners.slot_of(session_id)) == self._owners.slot:
+            return None
+        return slot if self._forwarder.is_there(slot) else None
 
     @staticmethod
     def _session_in_path(scope: Scope, parts: Sequence[bytes]) -> Place:
