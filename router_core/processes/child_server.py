@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from router_core.app import Application
-from router_core.processes.handing import Arrival, Handing
+from router_core.processes.handing import Gate, Handing
 from router_core.server import GC_THRESHOLDS, Listeners, Server
 from router_core.settings import RouterSettings
 
@@ -23,7 +23,7 @@ class ChildServer(Server):
         self._handing = handing
         make: Callable[..., Any] = self.config.http  # type: ignore[assignment]  # `Server` gives no name
         self._make_protocol = make
-        self.config.http = lambda **uvicorn: Arrival(make(**uvicorn), handing)  # type: ignore[assignment]
+        self.config.http = lambda **uvicorn: Gate(make(**uvicorn), handing)  # type: ignore[assignment]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)

@@ -1,8 +1,8 @@
-"""A new connection whose first request belongs to another process is handed to that one: the socket, and what was read.
+"""A request that belongs to another process takes its connection there: the socket, and what was read.
 
-Nothing was answered on it yet, so it is as if the kernel had given it there at once, and an agent that keeps a
-connection for its session pays no hop. It happens once to a connection at most; requests of other sessions that come
-on it later are forwarded. So is everything where a connection cannot be handed over, which is never an error.
+Between two requests a connection is nothing but a socket, so it is as if the kernel had given it to that process. It
+costs less than a hop, and an agent that keeps a connection for its session does it once. Where a connection cannot be
+handed over, its request is forwarded, which is never an error.
 
 The sockets between processes are pairs that the supervisor made and keeps: nobody else can write to them, and what a
 process has not taken when it ends waits for its successor.
@@ -13,17 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 log = logging.getLogger("router_core")
 
 MAX_BYTES = 128 * 1024
-"""Bytes of a first read above which the connection stays."""
+"""Bytes of one read above which the connection stays."""
 BUFFER_BYTES = 1 << 20
 """What may be on its way to a process, as far as the kernel allows it (``net.core.wmem_max``)."""
 AT_ONCE = 64
 """Connections that are taken before others get their turn."""
+_FD = struct.Struct("i")
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
@@ -41,16 +43,17 @@ class Handing:
     def __init__(
         self, taking: socket.socket, giving: Sequence[socket.socket], owner_of: Callable[[bytes], int | None]
     ) -> None:
-        """``owner_of`` says for the first bytes of a connection which other process it belongs to, if to one."""
+        """``owner_of`` says of the first bytes of a request which other process it belongs to, if to one."""
         self._taking = taking
         self._giving = giving
         self._owner_of = owner_of
-        self._is_open = False
+        self._buffer = bytearray(MAX_BYTES)
+        self.is_open = False
 
     # ------------------------------------------------------------------------------------------------------------ give
     def give(self, transport: Any, data: bytes) -> bool:
         """Whether the connection was handed over, of which ``data`` was read; then it is nothing to us any more."""
-        if not self._is_open or len(data) > MAX_BYTES or (slot := self._owner_of(data)) is None:
+        if not self.is_open or len(data) > MAX_BYTES or (slot := self._owner_of(data)) is None:
             return False
         transport.pause_reading()
         try:
@@ -67,26 +70,27 @@ class Handing:
         """Begins to take connections; ``tasks`` holds those on their way in, for who waits for them at the end."""
         self._make_protocol = make_protocol
         self._tasks = tasks
-        self._is_open = True
+        self.is_open = True
         asyncio.get_running_loop().add_reader(self._taking, self._take, AT_ONCE)
 
     def close(self) -> None:
         """Takes what was given already, and nothing from then on."""
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
             asyncio.get_running_loop().remove_reader(self._taking)
             self._take(BUFFER_BYTES)
 
     def _take(self, count: int) -> None:
         for _ in range(count):
             try:
-                data, fds, _, _ = socket.recv_fds(self._taking, MAX_BYTES, 1)
+                size, sent, _, _ = self._taking.recvmsg_into([self._buffer], socket.CMSG_SPACE(_FD.size))
             except BlockingIOError:
                 return
+            fds = [_FD.unpack(value) for _, kind, value in sent if kind == socket.SCM_RIGHTS]
             if not fds:
                 log.error("a connection was lost on its way from another process: too many open files")
                 continue
-            connection = socket.socket(fileno=fds[0])
+            connection, data = socket.socket(fileno=fds[0][0]), bytes(memoryview(self._buffer)[:size])
             task = asyncio.get_running_loop().create_task(self._serve(connection, data), name="takes a connection")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -95,62 +99,42 @@ class Handing:
         connection.setblocking(False)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Taken(self._make_protocol(), data, ends=lambda: not self._is_open), connection
+                lambda: Gate(self._make_protocol(), self, data), connection
             )
         except OSError as error:
             log.debug("a connection ended on its way from another process: %r", error)
             connection.close()
 
 
-class Arrival(asyncio.Protocol):
-    """A new connection until something has come on it."""
+class Gate(asyncio.Protocol):
+    """Before the protocol of a connection: looks at each request that begins. ``data`` is what another process read."""
 
-    def __init__(self, protocol: Any, handing: Handing) -> None:
+    def __init__(self, protocol: Any, handing: Handing, data: bytes | None = None) -> None:
         self._protocol = protocol
         self._handing = handing
+        self._data = data
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._protocol.connection_made(transport)
-
-    def data_received(self, data: bytes) -> None:
-        if not self._handing.give(self._transport, data):
-            self._transport.set_protocol(self._protocol)
-            self._protocol.data_received(data)
-
-    def eof_received(self) -> Any:
-        return self._protocol.eof_received()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._protocol.connection_lost(error)
-
-
-class _Taken(asyncio.Protocol):
-    """A connection that was taken, until its protocol has what another process had read of it."""
-
-    def __init__(self, protocol: Any, data: bytes, *, ends: Callable[[], bool]) -> None:
-        self._protocol = protocol
-        self._data: bytes | None = data
-        self._ends = ends
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        self._protocol.connection_made(transport)
-        # not here: the loop begins to read after this call, whatever the protocol says meanwhile
-        asyncio.get_running_loop().call_soon(self._begin)
+        if self._data is not None:
+            # not here: the loop begins to read after this call, whatever the protocol says meanwhile
+            asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
+        """It is served here, also if we were of another opinion: a connection is not handed to and fro."""
         data, self._data = self._data, None
         if data is None or self._transport.is_closing():
             return
-        self._transport.set_protocol(self._protocol)
         self._protocol.data_received(data)
-        if self._ends():
+        if not self._handing.is_open:
             self._protocol.shutdown()
 
     def data_received(self, data: bytes) -> None:
         self._begin()
-        self._protocol.data_received(data)
+        protocol = self._protocol
+        if not (protocol.is_between_requests() and self._handing.give(self._transport, data)):
+            protocol.data_received(data)
 
     def eof_received(self) -> Any:
         self._begin()
@@ -159,3 +143,9 @@ class _Taken(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._data = None
         self._protocol.connection_lost(error)
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()

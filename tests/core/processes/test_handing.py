@@ -1,4 +1,4 @@
-"""A new connection goes to the process that owns the session of its first request, and nothing of it is lost."""
+"""A connection goes to the process that owns the session of its next request, and nothing of it is lost."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes_kit import Connect, children_of, ids_of, until
 
-from router_core.processes.first_request import read_first_request
-from router_core.processes.handing import MAX_BYTES, Arrival, Handing, make_pair
+from router_core.processes.first_bytes import session_of
+from router_core.processes.handing import MAX_BYTES, Gate, Handing, make_pair
 from router_core.testing import RawClient, ScriptedWorker
 from router_core.testing.answer import build_request
 
 ASK = {"text": "hi"}
+NAMES = (b"x-session-id", b"x-other")
 
 
 def holders_of(client: RawClient, pids: Sequence[int]) -> list[int]:
@@ -41,22 +42,43 @@ def _links_of(pid: int) -> set[str]:
 
 
 @pytest.mark.parametrize("front", ["auto", "asgi"])
-async def test_a_connection_goes_to_the_owner_of_its_first_session_and_stays_there(
+async def test_a_connection_goes_to_the_owner_of_the_session_that_is_asked_for(
     start_two: Any, connect: Connect, front: str
 ) -> None:
     async with ScriptedWorker() as worker:
         router = await start_two("--worker", worker.url, "--set", f"front={front}")
         pids = children_of(router.pid)
-        for slot, session_id in [(slot, session_id) for session_id in ids_of(0, 1) + ids_of(1, 1) for slot in (0, 1)]:
-            owner = session_id in ids_of(1, 1)
-            for client in await connect(router.port, 5):
-                for at in range(2):
-                    answer = await client.request(json=ASK, headers=[("x-session-id", session_id)])
-                    assert (answer.status, worker.requests[-1].json()) == (200, ASK), at
-                assert holders_of(client, pids) == [pids[owner]]
-                other = ids_of(slot, 2)[1]  # on the same connection: it is forwarded where it must be
-                assert (await client.request(json=ASK, headers=[("x-session-id", other)])).status == 200
-                assert holders_of(client, pids) == [pids[owner]]
+        for client in await connect(router.port, 6):
+            for slot in (0, 0, 1, 0, 1, 1):
+                body = {"text": f"hi {slot}"}
+                answer = await client.request(json=body, headers=[("x-session-id", ids_of(slot, 1)[0])])
+                assert (answer.status, worker.requests[-1].json()) == (200, body)
+                assert holders_of(client, pids) == [pids[slot]]
+            assert (await client.request(json=ASK)).status == 200  # nobody's: it stays
+            assert holders_of(client, pids) == [pids[1]]
+
+
+@pytest.mark.parametrize("front", ["auto", "asgi"])
+async def test_the_rest_of_a_body_that_was_answered_early_is_no_request(
+    start_two: Any, connect: Connect, front: str
+) -> None:
+    async with ScriptedWorker() as worker:
+        router = await start_two("--worker", worker.url, "--set", f"front={front}", "--set", "max_body_bytes=5000")
+        hidden = build_request("POST", "/hidden", [("x-session-id", ids_of(0, 1)[0])], json=ASK, host="h")
+        hidden += build_request("POST", "/hidden", [("x-session-id", ids_of(1, 1)[0])], json=ASK, host="h")
+        whole = build_request("POST", "/generate", (), b"x" * 6000 + hidden, host="h")
+        for client in await connect(router.port, 6):
+            await client.send(whole[:300])
+            assert (await client.read_answer()).status == 413
+            try:
+                await client.send(whole[300 : -len(hidden)])
+                await asyncio.sleep(0.02)  # so that the rest comes by itself
+                await client.send(hidden)
+                answer = await client.request(json=ASK)
+            except ConnectionError:
+                continue  # closed, which is as good
+            assert answer.status == 200
+        assert "/hidden" not in [request.path for request in worker.requests]
 
 
 async def test_who_opens_a_session_by_its_id_and_goes_on_with_it_is_at_its_owner(
@@ -165,6 +187,9 @@ class Server:
     def shutdown(self) -> None:
         self.is_told_to_end = True
 
+    def is_between_requests(self) -> bool:
+        return not self.got
+
 
 class Two:
     """Two processes' parts in one: every connection to ``port`` comes to the first, and belongs to the second."""
@@ -187,7 +212,7 @@ class Two:
         self.first.open(lambda: self._make(self.stayed), self.tasks)
         self.second.open(lambda: self._make(self.taken), self.tasks)
         loop = asyncio.get_running_loop()
-        self.server = await loop.create_server(lambda: Arrival(self._make(self.stayed), self.first), "127.0.0.1", 0)
+        self.server = await loop.create_server(lambda: Gate(self._make(self.stayed), self.first), "127.0.0.1", 0)
         self.port = self.server.sockets[0].getsockname()[1]
 
     async def settle(self) -> None:
@@ -290,19 +315,26 @@ async def test_a_connection_that_ends_on_its_way_disturbs_nobody(two: Two) -> No
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_may_begin_a_connection(data: bytes) -> None:
-    found = read_first_request(data + b"\r\n\r\n")
-    assert found is not None
-    assert read_first_request(data.replace(b"\r\n\r\n", b"")[:150].rstrip(b"\r\n")) is None
+def test_any_bytes_may_begin_a_request(data: bytes) -> None:
+    session_of(data + b"\r\n\r\n{", NAMES)
+    session_of(b"POST /sessions" + data + b"\r\n\r\n{", NAMES)
 
 
-def test_a_first_request_is_read_as_far_as_it_says_where_it_belongs() -> None:
-    raw = b"POST /sessions/a%20b/generate?x=1 HTTP/1.1\r\nHost: h\r\nX-Session-Id:  s \r\nx-odd\r\n\r\nbody"
-    scope, body = read_first_request(raw) or ({}, b"")
-    assert (scope["method"], scope["raw_path"], scope["path"]) == (
-        "POST",
-        b"/sessions/a%20b/generate",
-        "/sessions/a b/generate",
-    )
-    assert (scope["query_string"], body) == (b"x=1", b"body")
-    assert scope["headers"] == [(b"host", b"h"), (b"x-session-id", b"s"), (b"x-odd", b"")]
+@pytest.mark.parametrize(
+    ("raw", "session_id"),
+    [
+        (b"POST /generate HTTP/1.1\r\nHost: h\r\nX-Session-ID: \t a b \r\nx: y\r\n\r\n", "a b"),
+        (b"POST /generate HTTP/1.1\r\nx-other: b\r\nx-session-id:a\r\n\r\n", "a"),
+        (b"POST /generate HTTP/1.1\r\nx-other: b\r\n\r\nx-session-id: a\r\n\r\n", "b"),
+        (b"POST /generate HTTP/1.1\r\nnot-x-session-id: a\r\n\r\n", None),
+        (b"POST /generate HTTP/1.1\r\nx-session-id: a\r\n", None),
+        (b"GET /sessions/a%20b?x=1 HTTP/1.1\r\nx-session-id: c\r\n\r\n", "a b"),
+        (b"POST /sessions/a/generate HTTP/1.1\r\n\r\n", "a"),
+        (b"GET /sessions HTTP/1.1\r\n\r\n", None),
+        (b'POST /sessions HTTP/1.1\r\n\r\n{"session_id": "a"}', "a"),
+        (b'POST /sessions HTTP/1.1\r\n\r\n{"session_id": "a', None),
+        (b"\r\n\r\n", None),
+    ],
+)
+def test_a_session_is_read_from_the_first_bytes_of_a_request(raw: bytes, session_id: str | None) -> None:
+    assert session_of(raw, NAMES) == session_id
