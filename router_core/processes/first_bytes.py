@@ -16,19 +16,16 @@ def session_of(data: bytes, session_headers: Sequence[bytes]) -> str | None:
 
     None where there is no whole head.
     """
-    end = data.find(b"\r\n\r\n")
-    line = data[: data.find(b"\r\n")].split(b" ")
-    if end < 0 or len(line) < 2:
+    end, target = data.find(b"\r\n\r\n"), data.find(b" ") + 1
+    if end < 0:
         return None
-    if line[1].startswith(b"/sessions"):
-        parts = line[1].partition(b"?")[0].split(b"/", 3)
-        if len(parts) > 2:
-            return unquote_to_bytes(parts[2]).decode("utf-8", "replace")
-        return id_in(data[end + 4 :])
+    if data.startswith(b"/sessions", target):
+        path = data[target : data.find(b" ", target)].partition(b"?")[0]
+        parts = path.split(b"/", 3)
+        return unquote_to_bytes(parts[2]).decode("utf-8", "replace") if len(parts) > 2 else id_in(data[end + 4 :])
     head = data[: end + 2].lower()
     for name in session_headers:
-        at = head.find(b"\r\n%b:" % name)
-        if at >= 0:
+        if (at := head.find(b"\r\n" + name + b":")) >= 0:
             at += len(name) + 3
             return data[at : data.find(b"\r\n", at)].strip(b" \t").decode("latin-1")
     return None
