@@ -149,6 +149,7 @@ async def test_a_process_that_hangs_ends_with_its_supervisor_too(start_two: Any,
         await until(lambda: (tmp_path / "blocks").exists())
         os.kill(router.pid, signal.SIGKILL)
         await until(lambda: not any(is_alive(pid) for pid in pids))
+        assert (await router.wait())[0] == -signal.SIGKILL  # reads its pipes to their end
         assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], NoAnswerError | ConnectionError)
 
 

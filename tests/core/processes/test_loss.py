@@ -127,6 +127,7 @@ async def test_processes_end_when_their_supervisor_is_killed(start_two: Any) -> 
     pids = children_of(router.pid)
     os.kill(router.pid, signal.SIGKILL)
     await until(lambda: not any(is_alive(pid) for pid in pids))
+    assert (await router.wait())[0] == -signal.SIGKILL  # reads its pipes to their end
 
 
 async def test_a_process_that_is_told_to_end_is_replaced(start_two: Any) -> None:
