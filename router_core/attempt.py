@@ -74,7 +74,8 @@ class Attempts:
     async def _run(self, exchange: Exchange, plan: Plan, attempt: Attempt) -> Answer:
         try:
             hand_over_rank(attempt)
-            await plan.attempt_start(exchange, attempt)
+            if plan.starts_attempts:
+                await plan.attempt_start(exchange, attempt)
             request = attempt.request
             outgoing = _outgoing(attempt, await request.body() if request.has_edits else request.ready_body)
             incoming = await self._upstream.send(outgoing, lambda: _begin_sending(attempt, outgoing))

@@ -91,6 +91,11 @@ class Plan:
         self._pick = self._calls("pick_worker")
         self._attempt_start = self._calls("attempt_start")
         self._response_start = self._calls("response_start")[::-1]
+        self.starts_requests = bool(self._request_start)
+        """Whether anybody implements the hook: a coroutine that does nothing costs, too."""
+        self.starts_attempts = bool(self._attempt_start)
+        self.starts_responses = bool(self._response_start)
+        self.has_layers = bool(self._around)
         self.chunk_observers = self._calls("response_chunk")
         self._response_end = self._calls("response_end")
         self._session_opened = self._calls("session_opened")
@@ -225,11 +230,9 @@ class Plan:
         except FAULTS as error:
             return _failed(plugin, hook, error)
 
-    async def around_upstream(self, exchange: Exchange, attempt: CallNext) -> Answer:
+    def around_upstream(self, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
         """The onion around ``attempt``."""
-        if not self._around:
-            return await attempt(exchange)
-        return await self._layer(0, exchange, attempt)
+        return self.inner(0, exchange, attempt)
 
     async def _layer(self, depth: int, exchange: Exchange, attempt: CallNext) -> Answer:
         plugin, call = self._around[depth]

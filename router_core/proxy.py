@@ -177,9 +177,13 @@ class Proxy:
                     await opening
                 if (identity := plan.identify(exchange)) is not None:
                     exchange.identity = identity
-                answer = await plan.request_start(exchange)
+                if plan.starts_requests:
+                    answer = await plan.request_start(exchange)
                 if answer is None:
-                    answer = await plan.around_upstream(exchange, lambda e: self._attempts.make(e, plan))
+                    if plan.has_layers:
+                        answer = await plan.around_upstream(exchange, lambda e: self._attempts.make(e, plan))
+                    else:
+                        answer = await self._attempts.make(exchange, plan)
                 delivery.answer = answer
                 if not delivery.knows_chunks:
                     await delivery.collect(answer)
@@ -201,7 +205,8 @@ class Proxy:
         held = None
         try:
             self._stamp(exchange, plan, answer)
-            await plan.response_start(exchange, answer)
+            if plan.starts_responses:
+                await plan.response_start(exchange, answer)
             await delivery.send(answer)
         except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
             held = _Held(error)

@@ -27,6 +27,7 @@ from router_core.config import Config
 from router_core.errors import ConfigError
 from router_core.fast_front import FastProtocol
 from router_core.file_limit import raise_file_limit
+from router_core.outbox import Outbox
 from router_core.protocol import Protocol
 from router_core.settings import RouterSettings
 
@@ -116,11 +117,13 @@ class Server(uvicorn.Server):
     def __init__(self, application: Application, listeners: Listeners) -> None:
         self._application = application
         self._listeners = listeners
+        outbox = Outbox()
+        protocol = partial(FastProtocol, application.front) if application.is_fast else Protocol
         application.access.opened(listeners.data, listeners.admin)
         super().__init__(
             uvicorn.Config(
                 application.app,
-                http=partial(FastProtocol, application.front) if application.is_fast else Protocol,  # type: ignore[arg-type]
+                http=partial(protocol, outbox),  # type: ignore[arg-type]
                 ws="none",
                 loop="auto",
                 lifespan="on",

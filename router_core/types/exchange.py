@@ -81,17 +81,29 @@ class Identity:
         )
 
 
-@dataclass(slots=True)
+NOBODY = Identity()
+
+
 class Decision:
     """One selection: who could have taken the request, why the others were out, and the sums of the scores."""
 
-    candidates: Sequence[Worker] = ()
-    scores: Mapping[Worker, float] | None = None
-    out: Mapping[str, str] | None = None
-    """Worker url -> why it was no candidate."""
-    chosen: Worker | None = None
-    waits_for: Mapping[Worker, str] | None = None
-    """Where nobody was chosen: workers that are out for now, and why; the exchange is held until one may take it."""
+    __slots__ = ("candidates", "chosen", "out", "scores", "waits_for")
+
+    def __init__(
+        self,
+        candidates: Sequence[Worker],
+        scores: Mapping[Worker, float],
+        out: Mapping[str, str],
+        chosen: Worker | None,
+    ) -> None:
+        self.candidates = candidates
+        self.scores = scores
+        self.out = out
+        """Worker url -> why it was no candidate."""
+        self.chosen = chosen
+        self.waits_for: Mapping[Worker, str] | None = None
+        """Where nobody was chosen: workers that are out for now, and why; the exchange is held until one may take it.
+        """
 
 
 class Spawn(Protocol):
@@ -140,7 +152,7 @@ class Exchange:
         """The open session it belongs to, if there is one."""
         self.session_id: str | None = None
         """The session's id from path or header, whether or not such a session was opened."""
-        self.identity = Identity()
+        self.identity = NOBODY
         self.client_host: str | None = None
         self.attempts: list[Attempt] = []
         self.excluded_workers: set[Worker] = set()
