@@ -1,6 +1,7 @@
 """Ends a process that its supervisor has left behind, and that does not see to it because it hangs.
 
-It would keep the port, and no other router could be started there.
+It would keep the port, and no other router could be started there. A thread sees to it, so a hang in C that never lets
+go of the interpreter's lock is beyond it.
 """
 
 from __future__ import annotations
