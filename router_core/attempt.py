@@ -41,12 +41,12 @@ class Attempts:
         Raises NoWorker, WorkerFault, what the hooks raise, and what the exchange was interrupted with.
         """
         while True:
-            if exchange.interruption is not None:
-                raise exchange.interruption
-            if exchange.ended_at is not None:
-                raise RuntimeError(f"{exchange!r} has ended: nothing is sent for it any more")
             attempt: Attempt | None = None
             try:
+                if exchange.interruption is not None:
+                    raise exchange.interruption
+                if exchange.ended_at is not None:
+                    raise RuntimeError(f"{exchange!r} has ended: nothing is sent for it any more")
                 attempt = self._begin(exchange, plan)
                 return await self._run(exchange, plan, attempt)
             except AttemptWithdrawn:
@@ -56,6 +56,9 @@ class Attempts:
             except NoWorker:
                 if attempt is not None or exchange.decision is None or not exchange.decision.waits_for:
                     raise
+            except BaseException as error:
+                exchange.attempt_error = error
+                raise
             if attempt is None:
                 assert exchange.decision is not None and exchange.decision.waits_for is not None
                 await self._holds.wait_for_worker(exchange, exchange.decision.waits_for)

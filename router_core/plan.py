@@ -245,7 +245,7 @@ class Plan:
         except PASSING:
             raise
         except FAULTS as error:
-            if error is inner.error or is_cancelled(error):
+            if error is exchange.attempt_error or is_cancelled(error):
                 raise
             failure = plugin.failed("around_upstream", error)
             failure.__cause__ = error
@@ -315,21 +315,15 @@ def is_cancelled(error: BaseException) -> bool:
 class _Inner:
     """What a layer of the onion is given to call: the layers inside it. It may be called more than once."""
 
-    __slots__ = ("_attempt", "_depth", "_exchange", "_plan", "error", "is_called")
+    __slots__ = ("_attempt", "_depth", "_exchange", "_plan", "is_called")
 
     def __init__(self, plan: Plan, depth: int, exchange: Exchange, attempt: CallNext) -> None:
         self._plan, self._depth, self._exchange, self._attempt = plan, depth, exchange, attempt
         self.is_called = False
-        self.error: BaseException | None = None
-        """What came from further in, and is no failure of this layer's plugin."""
 
-    async def __call__(self, exchange: Exchange) -> Answer:
+    def __call__(self, exchange: Exchange) -> Awaitable[Answer]:
         self.is_called = True
-        try:
-            return await self._plan.inner(self._depth, self._exchange, self._attempt)
-        except BaseException as error:
-            self.error = error
-            raise
+        return self._plan.inner(self._depth, self._exchange, self._attempt)
 
 
 class _Waits:

@@ -127,6 +127,7 @@ class Proxy:
                 await self._end_amid(exchange, plan, outcome, delivery)
         finally:
             serving.in_use.leave()
+            exchange.attempt_error = None
             _forget_traces(exchange, upload)
         if fatal is not None:
             fatal.let_go()

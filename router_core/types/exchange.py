@@ -122,6 +122,7 @@ class Exchange:
         "_settings_of",
         "_spawn",
         "abort_was_asked",
+        "attempt_error",
         "attempts",
         "client_host",
         "decision",
@@ -175,6 +176,8 @@ class Exchange:
         """What plugins keep about this exchange."""
         self.abort_was_asked = False
         """Whether somebody asked through the router to abort it at its worker: an answer cut short is then final."""
+        self.attempt_error: BaseException | None = None
+        """What the newest attempt raised: no fault of a plugin that passes it on."""
         self.interruption: RouterError | None = None
         """Why the core stopped the exchange from outside: ClientLeft, or a Reject."""
         self.is_debugged = False

@@ -415,7 +415,9 @@ class H1Answer:
             else:
                 what = str(error) if error is not None else "the worker closed the connection"
                 place = "in the middle of the answer" if self.has_head else "before the answer"
-                self.error = WorkerLost(f"{self._connection.address.base_url}: {what} {place}", request_sent=self.is_sent)
+                self.error = WorkerLost(
+                    f"{self._connection.address.base_url}: {what} {place}", request_sent=self.is_sent
+                )
         self.wake()
 
 
