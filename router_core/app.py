@@ -288,7 +288,7 @@ class Application:
         self._generations.append(fresh)
         try:
             fresh.meet_workers(self._shared)
-            await fresh.start()
+            await fresh.start(self.config.router.reload_timeout_s)
         except BaseException:
             self._generations.remove(fresh)
             raise

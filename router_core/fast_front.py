@@ -125,6 +125,9 @@ class FastProtocol(Protocol):
         else:
             super()._lose(cycle)
 
+    def _is_received(self, cycle: Any) -> bool:
+        return cycle._is_received if isinstance(cycle, FastCycle) else super()._is_received(cycle)
+
     # ------------------------------------------------------------------ keep-alive: a timer that is not moved each time
     def _unset_keepalive_if_required(self) -> None:
         """It looks by itself whether the connection is idle."""

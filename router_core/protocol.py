@@ -143,6 +143,16 @@ class Protocol(HttpToolsProtocol):
             cycle.disconnected = True
         cycle.message_event.set()
 
+    def is_between_requests(self) -> bool:
+        """Whether what comes next begins a request, and all answers have been written."""
+        cycle = self.cycle
+        if self._is_amid_head or (cycle is not None and not (cycle.response_complete and self._is_received(cycle))):
+            return False
+        return self.transport.get_write_buffer_size() == 0
+
+    def _is_received(self, cycle: Any) -> bool:
+        return not cycle.more_body
+
     def has_left(self) -> bool:
         """Whether the client has closed its side, even behind bytes that nobody reads."""
         if self.transport.is_closing():

@@ -46,7 +46,7 @@ ON_TOP = {
     "reference_engine": set(),
     "demo": {"sse", "reference_engine"},
     "new_plugin": {"errors"},
-    "testing": {"clock", "in_process"},
+    "testing": {"clock", "in_process", "timing"},
 }
 """Packages beside the core that nobody but the command line imports -> what of the core they may use (and the public
 names). ``testing`` starts whole routers, for tests."""
