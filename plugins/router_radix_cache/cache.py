@@ -18,7 +18,10 @@ from router_radix_cache.trajectory import Trajectory
 from router_radix_cache.tree import RadixTree
 
 IN_LOOP_BYTES = 1 << 16
-"""Answers up to this size are read where they come; a larger one is read in a thread."""
+IN_LOOP_IDS = 1 << 12
+IN_LOOP_CHARACTERS = 1 << 9
+"""Answers, prompts of ids and texts up to this size are read where they come, within a millisecond; a larger one is
+read in a thread, which costs more than that by itself."""
 
 
 @dataclass(slots=True)
@@ -93,9 +96,12 @@ class TextCache:
     async def begin_ids(self, token_ids: Sequence[int]) -> Turn:
         """A prompt that came as ids: they are kept as they are. Raises ValueError for what are no ids."""
         tokenizer = await self._door.ready()
-        text, tokens = await self._door.run(read_ids, tokenizer, token_ids)
+        if len(token_ids) <= IN_LOOP_IDS:
+            text, tokens = read_ids(tokenizer, token_ids)
+        else:
+            text, tokens = await self._door.run(read_ids, tokenizer, token_ids)
         known = self.tree.match_tokens(text, tokens)
-        tokens.spans, tokens.logprobs = known.spans, known.packed().logprobs
+        tokens.spans, tokens.logprobs = known.sampled()
         self.counts.ids += 1
         self.counts.reused_tokens += known.token_count
         return Turn(text, tokens, known, tokenizer)
@@ -144,7 +150,10 @@ class TextCache:
 
     async def _encode(self, text: str, is_start: bool) -> Encoded:
         tokenizer = await self._door.ready()
-        encoded: Encoded = await self._door.run(encode, tokenizer, text, is_start and self._add_special_tokens)
+        adds_special = is_start and self._add_special_tokens
+        if len(text) <= IN_LOOP_CHARACTERS:
+            return encode(tokenizer, text, adds_special)
+        encoded: Encoded = await self._door.run(encode, tokenizer, text, adds_special)
         return encoded
 
 

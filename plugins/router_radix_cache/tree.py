@@ -16,6 +16,8 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from router_radix_cache.hold import Hold
 from router_radix_cache.leaves import LeafQueue
 from router_radix_cache.match import Match
@@ -144,11 +146,12 @@ class RadixTree:
         segment, count = paths.follow(key, ids, ends)
         if not count or segment.newest is None:
             return Match(encoded)
-        ended = [trajectory for trajectory in segment.trajectories if trajectory.token_count == count]
-        trajectory = ended[-1] if ended else segment.newest
+        newest = segment.trajectories[-1] if segment.trajectories else None  # all of them end where the segment does
+        is_whole = newest is not None and newest.token_count == count
+        trajectory = newest if newest is not None and is_whole else segment.newest
         self._touch(trajectory)
         size = ends[count - 1] if encoded else 0
-        return Match(encoded, trajectory, segment, count, size, is_whole=bool(ended))
+        return Match(encoded, trajectory, segment, count, size, is_whole=is_whole)
 
     def by_rid(self, rid: str) -> Match | None:
         """The whole trajectory stored for ``rid``, with or without a text; None when there is none (any more)."""
@@ -210,7 +213,9 @@ class RadixTree:
         ids = tokens.ids.tobytes()
         if encoded:
             return self._texted, encoded, ids, tokens.ends
-        return self._untexted, ids, ids, array("I", range(4, len(ids) + 1, 4))
+        ends = array("I")
+        ends.frombytes(np.arange(4, len(ids) + 1, 4, dtype=np.uint32).tobytes())
+        return self._untexted, ids, ids, ends
 
     def _runs_for(self, path: list[Segment], tokens: PackedTokens, continued: Trajectory | None) -> SampledRuns:
         """Runs for a new trajectory, as a continuation of an earlier one that was sampled alike."""
