@@ -16,8 +16,6 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
 from router_radix_cache.hold import Hold
 from router_radix_cache.leaves import LeafQueue
 from router_radix_cache.match import Match
@@ -213,9 +211,7 @@ class RadixTree:
         ids = tokens.ids.tobytes()
         if encoded:
             return self._texted, encoded, ids, tokens.ends
-        ends = array("I")
-        ends.frombytes(np.arange(4, len(ids) + 1, 4, dtype=np.uint32).tobytes())
-        return self._untexted, ids, ids, ends
+        return self._untexted, ids, ids, _ends_of_ids(len(tokens))
 
     def _runs_for(self, path: list[Segment], tokens: PackedTokens, continued: Trajectory | None) -> SampledRuns:
         """Runs for a new trajectory, as a continuation of an earlier one that was sampled alike."""
@@ -300,3 +296,13 @@ class RadixTree:
         self._tick += 1
         trajectory.tick = self._tick
         trajectory.used_s = self._clock()
+
+
+_ENDS_OF_IDS = array("I")
+
+
+def _ends_of_ids(count: int) -> array[int]:
+    """4, 8, 12 ...: where each of so many packed ids ends. Made once, since every look-up of ids needs them."""
+    if count > len(_ENDS_OF_IDS):
+        _ENDS_OF_IDS.extend(range(4 * len(_ENDS_OF_IDS) + 4, 8 * count + 1, 4))
+    return _ENDS_OF_IDS[:count]
