@@ -45,17 +45,21 @@ class Attempts:
                 raise exchange.interruption
             if exchange.ended_at is not None:
                 raise RuntimeError(f"{exchange!r} has ended: nothing is sent for it any more")
+            attempt: Attempt | None = None
             try:
                 attempt = self._begin(exchange, plan)
-            except NoWorker:
-                if exchange.decision is None or not (waits_for := exchange.decision.waits_for):
-                    raise
-                await self._holds.wait_for_worker(exchange, waits_for)
-                continue
-            try:
                 return await self._run(exchange, plan, attempt)
             except AttemptWithdrawn:
+                if attempt is None:
+                    raise
                 exchange.attempts.remove(attempt)
+            except NoWorker:
+                if attempt is not None or exchange.decision is None or not exchange.decision.waits_for:
+                    raise
+            if attempt is None:
+                assert exchange.decision is not None and exchange.decision.waits_for is not None
+                await self._holds.wait_for_worker(exchange, exchange.decision.waits_for)
+            else:
                 await asyncio.sleep(0)  # a plugin that withdraws for ever must not stop the loop
 
     def _begin(self, exchange: Exchange, plan: Plan) -> Attempt:
@@ -180,10 +184,23 @@ def _begin_sending(attempt: Attempt, outgoing: Outgoing) -> None:
         attempt.hand_over()
 
 
-async def _until_handed_over(attempt: Attempt, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    async for piece in stream:
-        yield piece
-    attempt.hand_over()
+class _UntilHandedOver:
+    """The pieces of a request's body; after the last one the worker has been given the whole request."""
+
+    __slots__ = ("_attempt", "_pieces")
+
+    def __init__(self, attempt: Attempt, pieces: AsyncIterator[bytes]) -> None:
+        self._attempt, self._pieces = attempt, pieces
+
+    def __aiter__(self) -> _UntilHandedOver:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await self._pieces.__anext__()
+        except StopAsyncIteration:
+            self._attempt.hand_over()
+            raise
 
 
 def _outgoing(attempt: Attempt, body: bytes | None) -> Outgoing:
@@ -196,7 +213,7 @@ def _outgoing(attempt: Attempt, body: bytes | None) -> Outgoing:
     target = request.path + b"?" + request.query if request.query else request.path
     outgoing = Outgoing(request.method, worker.base_url, target, headers, body)
     if body is None:
-        outgoing.stream = _until_handed_over(attempt, request.source.stream())
+        outgoing.stream = _UntilHandedOver(attempt, request.source.stream())
         outgoing.length = request.source.length
     elif not body and not request.source.is_declared:
         outgoing.body = None

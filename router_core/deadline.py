@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -48,6 +48,12 @@ async def finish_within(timeout_s: float, work: Coroutine[Any, Any, T], waits_fo
             del _DEADLINES[task]
         else:
             _DEADLINES[task] = outer
+
+
+async def within(timeout_s: float, work: Awaitable[T]) -> T:
+    """Awaits ``work`` in this task. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        return await work
 
 
 def _current_task() -> asyncio.Task[Any]:

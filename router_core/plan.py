@@ -236,21 +236,19 @@ class Plan:
         inner = _Inner(self, depth + 1, exchange, attempt)
         try:
             answer = await call(exchange, inner)
+            if isinstance(answer, Answer):
+                return answer
+            failure = plugin.failed("around_upstream", f"answered {answer!r}, not an Answer")
         except PASSING:
             raise
         except FAULTS as error:
             if error is inner.error or is_cancelled(error):
                 raise
             failure = plugin.failed("around_upstream", error)
-            if plugin.on_error == "skip" and not inner.is_called:
-                return await inner(exchange)
-            raise failure from error
-        if not isinstance(answer, Answer):
-            failure = plugin.failed("around_upstream", f"answered {answer!r}, not an Answer")
-            if plugin.on_error == "skip" and not inner.is_called:
-                return await inner(exchange)
-            raise failure
-        return answer
+            failure.__cause__ = error
+        if plugin.on_error == "skip" and not inner.is_called:
+            return await inner(exchange)
+        raise failure
 
     def inner(self, depth: int, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
         """The layers from ``depth`` on, and the attempt in the middle."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from router_core import debug
 from router_core.attempt import Attempts, passed
 from router_core.clock import Clock
+from router_core.deadline import within
 from router_core.delivery import Delivery
 from router_core.errors import ClientLeft, Reject
 from router_core.failures import SHUTTING_DOWN, answer_for, outcome_of
@@ -86,41 +87,49 @@ class Proxy:
         exchange = Exchange(f"{self._prefix}-{next(self._serial):x}", request, started_at=self._clock.now())
         exchange.client_host = inbound.client_host
         exchange.switches = (head.profile, head.plugins)
+        plan, refusal = serving.plans.nothing, None
         try:
             if self._settings.debug_header:
                 exchange.is_debugged = debug.is_wanted(head.debug)
             plan = self._enter(exchange, session_id, head.session_id, serving)
         except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
-            await self._refuse(exchange, error, inbound, serving.plans.nothing)
+            refusal = answer_for(error, exchange)
+        if refusal is not None:
+            with suppress(ClientLeft):
+                await Delivery(exchange, plan, inbound, max_collected_bytes=0).send(refusal)
             return
         serving.in_use.enter()
         delivery = Delivery(exchange, plan, inbound, max_collected_bytes=self._settings.max_collected_bytes)
         self.running.add(exchange)
-        outcome = UNKNOWN
+        outcome, fatal = UNKNOWN, None
         try:
             outcome = await self._serve(exchange, plan, upload, inbound, delivery)
-        except asyncio.CancelledError:
-            if (why := exchange.take_interruption()) is None:
+        except asyncio.CancelledError as error:
+            if (why := exchange.take_interruption()) is not None:
+                _uncancel()
+                outcome = outcome_of(why)
+            else:
                 kind = OutcomeKind.TIMED_OUT if self.is_stopping else OutcomeKind.CLIENT_LEFT
                 outcome = Outcome(kind, None, "cancelled", "the server gave the request up")
                 if exchange.outliving is not None:
                     exchange.outliving.cancel()
-                raise
-            _uncancel()
-            outcome = outcome_of(why)
+                fatal = _Held(error)
+        except BaseException as error:  # noqa: BLE001  # raised again, once the exchange has ended
+            fatal = _Held(error)
+        exchange.on_interrupt(None)
+        if delivery.has_begun and not delivery.is_whole:
+            inbound.break_off()
+        inbound.close()
+        try:
+            if delivery.is_whole and exchange.outliving is None:
+                self._end(exchange, plan, outcome)
+            else:
+                await self._end_amid(exchange, plan, outcome, delivery)
         finally:
-            exchange.on_interrupt(None)
-            if delivery.has_begun and not delivery.is_whole:
-                inbound.break_off()
-            inbound.close()
-            try:
-                if delivery.is_whole and exchange.outliving is None:
-                    self._end(exchange, plan, outcome)
-                else:
-                    await self._end_amid(exchange, plan, outcome, delivery)
-            finally:
-                serving.in_use.leave()
-                _forget_traces(exchange, upload)
+            serving.in_use.leave()
+            _forget_traces(exchange, upload)
+        if fatal is not None:
+            fatal.let_go()
 
     def cut(self) -> None:
         """Stops every exchange that runs: a 503 where nothing of an answer has left, else a broken transfer."""
@@ -130,12 +139,6 @@ class Proxy:
             )
             if exchange.outliving is not None:
                 exchange.outliving.cancel()
-
-    @staticmethod
-    async def _refuse(exchange: Exchange, error: Exception, inbound: Inbound, nothing: Plan) -> None:
-        """Answers a request for which no plan could be found."""
-        with suppress(ClientLeft):
-            await Delivery(exchange, nothing, inbound, max_collected_bytes=0).send(answer_for(error, exchange))
 
     # ----------------------------------------------------------------------------------------------------- beginning
     def _enter(self, exchange: Exchange, session_id: str | None, named: str | None, serving: Serving) -> Plan:
@@ -166,8 +169,9 @@ class Proxy:
     ) -> Outcome:
         """Runs the hooks, gets an answer and delivers it; says how the exchange ended."""
         exchange.on_interrupt(inbound.cancel)
+        answer: Answer | None = None
+        outcome, held = UNKNOWN, None
         try:
-            answer: Answer | None = None
             try:
                 if (opening := inbound.open(upload, exchange.interrupt)) is not None:
                     await opening
@@ -181,8 +185,10 @@ class Proxy:
                     await delivery.collect(answer)
                 outcome = _outcome(exchange, answer)
             except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
-                answer, outcome = await self._failed(exchange, error, answer)
-            if exchange.is_interrupted:
+                held = _Held(error)
+            if held is not None:
+                answer, outcome = await self._failed(exchange, held.take(), answer)
+            if exchange.is_interrupted or answer is None:
                 answer, outcome = await self._failed(exchange, None, answer)
             return await self._deliver(exchange, plan, answer, outcome, delivery)
         except ClientLeft as error:
@@ -192,20 +198,22 @@ class Proxy:
         self, exchange: Exchange, plan: Plan, answer: Answer, outcome: Outcome, delivery: Delivery
     ) -> Outcome:
         """Sends the answer; an error before the head has left is told in its place, a later one breaks the transfer."""
+        held = None
         try:
             self._stamp(exchange, plan, answer)
             await plan.response_start(exchange, answer)
             await delivery.send(answer)
         except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
-            if delivery.has_begun:
-                return self._broken(exchange, await _cause(exchange, error))
-            answer, outcome = await self._failed(exchange, error, answer)
+            held = _Held(error)
+        if held is not None and not delivery.has_begun:
+            answer, outcome = await self._failed(exchange, held.take(), answer)
+            held = None
             try:
                 await delivery.send(answer)
-            except BaseException as again:  # noqa: BLE001  # the same
-                return self._broken(exchange, await _cause(exchange, again))
-        if exchange.is_interrupted:
-            return self._broken(exchange, await _cause(exchange, None))
+            except BaseException as error:  # noqa: BLE001  # the same
+                held = _Held(error)
+        if held is not None or exchange.is_interrupted:
+            return self._broken(exchange, await _cause(exchange, held.take() if held is not None else None))
         return outcome
 
     @staticmethod
@@ -236,28 +244,30 @@ class Proxy:
 
         Work that outlives the client comes first; it is told that the client has left by its wrapped answer.
         """
-        work = exchange.outliving
+        work, held = exchange.outliving, None
         try:
             if work is not None and not work.done():
                 await self._let_go(exchange, delivery)
                 await asyncio.wait([work])
+        except BaseException as error:  # noqa: BLE001  # raised again, once the exchange has ended
+            held = _Held(error)
+        if work is not None:
+            work.cancel()
+        exchange.ended_at = self._clock.now()
+        self._attempts.end_all(exchange, outcome)
+        try:
+            await self._let_go(exchange, delivery)
         finally:
-            if work is not None:
-                work.cancel()
-            exchange.ended_at = self._clock.now()
-            self._attempts.end_all(exchange, outcome)
-            try:
-                await self._let_go(exchange, delivery)
-            finally:
-                self._end(exchange, plan, outcome)
+            self._end(exchange, plan, outcome)
+        if held is not None:
+            held.let_go()
 
     async def _let_go(self, exchange: Exchange, delivery: Delivery) -> None:
         """Gives up an answer that was not delivered whole."""
         if delivery.answer is None or delivery.is_whole:
             return
         try:
-            async with asyncio.timeout(self._settings.hook_timeout_s):
-                await _give_up(delivery.answer)
+            await within(self._settings.hook_timeout_s, _give_up(delivery.answer))
         except TimeoutError:
             log.error("%r: what wrapped its answer does not end (router.hook_timeout_s)", exchange)
 
@@ -275,6 +285,32 @@ class Proxy:
                 "%r ended %s (%s), worker %s: %r", exchange, outcome.kind, outcome.code, worker, outcome.message
             )
         plan.response_end(exchange, outcome)
+
+
+class _Held:
+    """What was raised, until it can be dealt with: nothing may be awaited while an exception is handled.
+
+    (A compiled coroutine would show it to whoever runs meanwhile.)
+    """
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self._error: BaseException | None = error
+
+    def take(self) -> BaseException | None:
+        """Hands it over, once: it holds its frames, and they this."""
+        error, self._error = self._error, None
+        return error
+
+    def let_go(self) -> None:
+        """Raises it."""
+        error = self.take()
+        try:
+            if error is not None:
+                raise error
+        finally:
+            error = None
 
 
 def _outcome(exchange: Exchange, answer: Answer) -> Outcome:

@@ -22,7 +22,7 @@ class SessionHeaders:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.places = {name.lower().encode(): place for place, name in reversed(list(enumerate(names)))}
-        self.looked_at = _LOOKED_AT | self.places.keys()
+        self.looked_at = _LOOKED_AT.union(self.places)
 
 
 NO_SESSIONS = SessionHeaders(())

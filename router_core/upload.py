@@ -143,21 +143,27 @@ class Upload:
             await self._more()
         return body
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    def stream(self) -> AsyncIterator[bytes]:
         """The body piece by piece, for one attempt; nothing is kept. Raises ClientLeft, Reject."""
+        return _Stream(self)
+
+    def begin_stream(self) -> None:
+        """From now on what comes is not kept."""
         if self._is_streaming:
             raise RuntimeError("the body was streamed to a worker: it cannot be sent a second time")
         self._is_streaming = True
-        while True:
-            while self._pieces:
-                piece = self._pieces.popleft()
-                self._buffered -= len(piece)
-                self._tell_of_room()
-                yield piece
+
+    async def take(self) -> bytes:
+        """The next piece of a streamed body, ``b""`` after the last one."""
+        while not self._pieces:
             if self._is_complete:
-                return
+                return b""
             self._tell_of_room()
             await self._more()
+        piece = self._pieces.popleft()
+        self._buffered -= len(piece)
+        self._tell_of_room()
+        return piece
 
     async def _more(self) -> None:
         if self._error is not None:
@@ -170,3 +176,25 @@ class Upload:
     def _tell_of_room(self) -> None:
         if self.on_room is not None and not self.is_full:
             self.on_room()
+
+
+class _Stream:
+    """The pieces of a body as they come."""
+
+    __slots__ = ("_has_begun", "_upload")
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+        self._has_begun = False
+
+    def __aiter__(self) -> _Stream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._has_begun:
+            self._upload.begin_stream()
+            self._has_begun = True
+        piece = await self._upload.take()
+        if not piece:
+            raise StopAsyncIteration
+        return piece

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from router_core.clock import Clock
+from router_core.deadline import within
 from router_core.errors import Reject
 from router_core.types import Attempt, Worker, WorkerState
 from router_core.urls import AllowedWorkers, WorkerUrl, parse_worker_url, rank_urls
@@ -198,11 +200,8 @@ class WorkerTable:
         idle = self._idle.setdefault(worker, asyncio.Event())
         if worker.own_inflight == 0:
             idle.set()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await idle.wait()
-        except TimeoutError:
-            pass
+        with suppress(TimeoutError):
+            await within(timeout_s, idle.wait())
         if self._idle.get(worker) is idle:
             del self._idle[worker]
         if self.is_current(worker, generation):

@@ -62,7 +62,7 @@ class Answer:
     def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes. Assigning a wrapped iterator removes Content-Length."""
         if self._chunks is None:
-            self._chunks = _one_chunk(self._body or b"")
+            self._chunks = _OneChunk(self._body or b"")
         return self._chunks
 
     @chunks.setter
@@ -119,6 +119,19 @@ def _json(value: Any) -> bytes:
         return json.dumps(value, default=str).encode()
 
 
-async def _one_chunk(body: bytes) -> AsyncIterator[bytes]:
-    if body:
-        yield body
+class _OneChunk:
+    """A body that is in memory, as a stream."""
+
+    __slots__ = ("_body",)
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def __aiter__(self) -> _OneChunk:
+        return self
+
+    async def __anext__(self) -> bytes:
+        body, self._body = self._body, b""
+        if not body:
+            raise StopAsyncIteration
+        return body

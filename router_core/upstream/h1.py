@@ -10,6 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+from router_core.deadline import within
 from router_core.errors import WorkerUnreachable
 from router_core.upstream.aiohttp_client import AiohttpUpstream
 from router_core.upstream.connection import Address, Connection
@@ -103,8 +104,7 @@ class Pool:
         """A new connection. Raises WorkerUnreachable."""
         address = self._address
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._connect(asyncio.get_running_loop(), max_field_bytes)
+            return await within(timeout_s, self._connect(asyncio.get_running_loop(), max_field_bytes))
         except TimeoutError as error:
             raise WorkerUnreachable(f"{address.base_url}: no connection within {timeout_s:g} s") from error
         except (OSError, UnicodeError) as error:
