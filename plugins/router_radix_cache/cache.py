@@ -19,8 +19,8 @@ from router_radix_cache.tokens import PackedTokens, Span, decode_text, encode_te
 from router_radix_cache.trajectory import Trajectory
 from router_radix_cache.tree import RadixTree
 
-IN_LOOP_BYTES = 1 << 16
-IN_LOOP_IDS = 1 << 12
+IN_LOOP_BYTES = 1 << 17
+IN_LOOP_IDS = 1 << 13
 IN_LOOP_CHARACTERS = 1 << 9
 """Answers, prompts of ids and texts up to this size are read where they come, within a millisecond; a larger one is
 read in a thread, which costs more than that by itself."""

@@ -137,7 +137,7 @@ class RadixCache:
         if exchange.target != TARGET or request.method not in ("POST", "PUT"):
             return
         try:
-            prompt = read_prompt(await request.json())
+            prompt = read_prompt(await request.shared_json())
         except MalformedBody:
             return  # the worker says what is wrong with it
         if prompt is None or (prompt.text is None and not prompt.asks_logprobs):
@@ -173,8 +173,17 @@ class RadixCache:
             return await call_next(exchange)
         exchange.request.accept_identity()
         answer = await call_next(exchange)
-        if answer.status == 200:
+        if answer.status != 200:
+            return answer
+        if kept.is_stream or (body := answer.arrived_body()) is None:
             answer.chunks = self._passing(exchange, kept, answer.chunks)
+            return answer
+        tee = AnswerTee(is_stream=False, max_bytes=self._settings.max_answer_bytes)
+        tee.feed(body)
+        await self._store(exchange, kept, tee)
+        if kept.hides_logprobs:
+            stripper = MemberStripper(*LOGPROBS)
+            answer.set_body(stripper.feed(body) + stripper.rest())
         return answer
 
     async def _passing(self, exchange: Exchange, kept: Kept, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
