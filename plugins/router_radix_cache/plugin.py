@@ -178,7 +178,7 @@ class RadixCache:
         if kept.is_stream or (body := answer.arrived_body()) is None:
             answer.chunks = self._passing(exchange, kept, answer.chunks)
             return answer
-        tee = AnswerTee(is_stream=False, max_bytes=self._settings.max_answer_bytes)
+        tee = self._tee(kept)
         tee.feed(body)
         await self._store(exchange, kept, tee)
         if kept.hides_logprobs:
@@ -186,9 +186,12 @@ class RadixCache:
             answer.set_body(stripper.feed(body) + stripper.rest())
         return answer
 
+    def _tee(self, kept: Kept) -> AnswerTee:
+        return AnswerTee(is_stream=kept.is_stream, max_bytes=self._settings.max_answer_bytes)
+
     async def _passing(self, exchange: Exchange, kept: Kept, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The chunks as the client is to have them; the answer is stored before the client sees that it has ended."""
-        tee = AnswerTee(is_stream=kept.is_stream, max_bytes=self._settings.max_answer_bytes)
+        tee = self._tee(kept)
         stripper = MemberStripper(*LOGPROBS) if kept.hides_logprobs else None
         async for chunk in chunks:
             tee.feed(chunk)

@@ -49,8 +49,7 @@ def read_asked(target: str, body: Mapping[str, Any], header_names: Iterable[str]
     starts = [told[key] for key in (SGLANG_START, VLLM_START) if type(told.get(key)) is int]
     is_own = bool(told.get(RETURN)) or bool(starts)
     is_stream = bool(body.get("stream"))
-    has_sglext = any(bool(body.get(key)) for key in body if key.endswith("_in_sglext") or key in SGLEXT_FLAGS)
-    has_sglext = has_sglext or any(name.startswith("x-sglext-") for name in header_names)
+    has_sglext = target in (CHAT, COMPLETIONS) and _asks_sglext(body, header_names)
     rid = body.get("rid")
     return Asked(
         target,
@@ -62,6 +61,12 @@ def read_asked(target: str, body: Mapping[str, Any], header_names: Iterable[str]
         hides_sglext=is_stream and target in (CHAT, COMPLETIONS) and not (is_own or has_sglext),
         rid=rid if isinstance(rid, str) else None,
     )
+
+
+def _asks_sglext(body: Mapping[str, Any], header_names: Iterable[str]) -> bool:
+    if any(bool(body.get(key)) for key in body if key.endswith("_in_sglext") or key in SGLEXT_FLAGS):
+        return True
+    return any(name.startswith("x-sglext-") for name in header_names)
 
 
 def edits(asked: Asked, body: Mapping[str, Any], start: int) -> dict[str, Any]:

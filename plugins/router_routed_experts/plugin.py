@@ -181,7 +181,7 @@ class RoutedExpertsPlugin:
             return  # the worker says what is wrong with it
         if not isinstance(body, Mapping):
             return
-        asked = read_asked(exchange.target, body, [name for name, _ in request.headers])
+        asked = read_asked(exchange.target, body, (name for name, _ in request.headers))
         plan = self._capture.plan(asked, exchange.session_id)
         exchange.state[PLAN] = plan
         for key, value in edits(asked, body, plan.start).items():
@@ -210,10 +210,9 @@ class RoutedExpertsPlugin:
         reader = self._reader(plan, len(body))
         reader.feed(body)
         await self._take(exchange, plan, reader)
-        if plan.asked.hidden:
+        if any(member in body for member in plan.asked.hidden):
             stripper = MemberStripper(*plan.asked.hidden)
-            if (passed := stripper.feed(body) + stripper.rest()) != body:
-                answer.set_body(passed)
+            answer.set_body(stripper.feed(body) + stripper.rest())
 
     def _reader(self, plan: Plan, expected_bytes: int) -> AnswerReader:
         return AnswerReader(

@@ -37,6 +37,7 @@ class AnswerReader:
         self._target = target
         self._is_stream = is_stream
         self._max_bytes = max_bytes
+        self._expected_bytes = expected_bytes
         self._scanner = ValueScanner(KEY, open_sink=open_decoder(RAW_DTYPES["sglang"], expected_bytes))
         self._pieces: list[bytes | memoryview] = []
         self._size = 0
@@ -47,9 +48,13 @@ class AnswerReader:
 
     def feed(self, chunk: bytes) -> None:
         """Read on; the chunk itself is not kept by a stream."""
+        if not self.bytes_fed and not self._is_stream and len(chunk) == self._expected_bytes and KEY not in chunk:
+            pieces: list[bytes | memoryview] = [chunk]  # the whole answer, and nothing in it to look for
+        else:
+            self._scanner.feed(chunk)
+            pieces = self._scanner.drain()
         self.bytes_fed += len(chunk)
-        self._scanner.feed(chunk)
-        for piece in self._scanner.drain():
+        for piece in pieces:
             if self._fault is None:
                 self._pieces.append(piece)
                 self._size += len(piece)
