@@ -181,7 +181,8 @@ class RoutedExpertsPlugin:
             return  # the worker says what is wrong with it
         if not isinstance(body, Mapping):
             return
-        asked = read_asked(exchange.target, body, (name for name, _ in request.headers))
+        names = (name for name, _ in request.headers)
+        asked = read_asked(exchange.target, body, names, needs_ids=exchange.session_id is not None)
         plan = self._capture.plan(asked, exchange.session_id)
         exchange.state[PLAN] = plan
         for key, value in edits(asked, body, plan.start).items():
