@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-
 SHORT = 100
 """Tokens up to which Python is faster than numpy."""
 
