@@ -81,6 +81,7 @@ class Attempts:
                 await plan.attempt_start(exchange, attempt)
             request = attempt.request
             outgoing = _outgoing(attempt, await request.body() if request.has_edits else request.ready_body)
+            request.forget_json()
             incoming = await self._upstream.send(outgoing, lambda: _begin_sending(attempt, outgoing))
         except BaseException as error:
             why = exchange.interruption if isinstance(error, asyncio.CancelledError) else None

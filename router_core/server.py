@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ CUT_S = 1.0
 DRAIN_POLL_S = 0.1
 GC_THRESHOLDS = (20_000, 20, 50)
 """Exchanges make no cycles of their own, so the collector may look less often than Python's default."""
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that computes keeps the loop waiting for the interpreter, which is once for each such thread."""
 QUIET = (
     "ASGI callable returned without completing response.",
     "Unsupported upgrade request.",
@@ -238,6 +241,7 @@ class _ProcessServer(Server):
         gc.collect()
         gc.freeze()  # what lives until the end need not be looked at again and again
         gc.set_threshold(*GC_THRESHOLDS)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def _reload(self) -> None:
         self._application.reload_soon()

@@ -75,11 +75,32 @@ class MemberStripper:
         return text[: len(text) - len(self._held)]
 
 
-async def without_members(chunks: AsyncIterator[bytes], *keys: bytes) -> AsyncIterator[bytes]:
+def without_members(chunks: AsyncIterator[bytes], *keys: bytes) -> AsyncIterator[bytes]:
     """The chunks of an answer without the members of ``keys``."""
-    stripper = MemberStripper(*keys)
-    async for chunk in chunks:
-        if passed := stripper.feed(chunk):
-            yield passed
-    if rest := stripper.rest():
-        yield rest
+    return _Stripped(chunks, MemberStripper(*keys))
+
+
+class _Stripped:
+    """The chunks as a stripper passes them, and what it holds at their end."""
+
+    __slots__ = ("_chunks", "_stripper")
+
+    def __init__(self, chunks: AsyncIterator[bytes], stripper: MemberStripper) -> None:
+        self._chunks = chunks
+        self._stripper = stripper
+
+    def __aiter__(self) -> _Stripped:
+        return self
+
+    async def __anext__(self) -> bytes:
+        async for chunk in self._chunks:
+            if passed := self._stripper.feed(chunk):
+                return passed
+        if rest := self._stripper.rest():
+            return rest
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        close = getattr(self._chunks, "aclose", None)
+        if close is not None:
+            await close()

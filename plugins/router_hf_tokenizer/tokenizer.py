@@ -8,7 +8,7 @@ from itertools import accumulate, takewhile
 from typing import Any
 
 from router_core import Reject
-from router_hf_tokenizer.pieces import Pieces
+from router_hf_tokenizer.pieces import Pieces, byte_level_piece
 from router_hf_tokenizer.source import HUB_NAME
 
 
@@ -32,11 +32,17 @@ class HfTokenizer:
         self._max_characters = max_characters
         added = self._backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        is_byte_level = isinstance(self._backend.decoder, ByteLevel)
         self._pieces = Pieces(
             self._backend.id_to_token,
             {token_id: token.content for token_id, token in added.items()},
-            is_byte_level=isinstance(self._backend.decoder, ByteLevel),
+            is_byte_level=is_byte_level,
         )
+        self.decodes_by_token: bool = is_byte_level and all(
+            byte_level_piece(token.content) == token.content.encode() for token in added.values()
+        )
+        """Whether `decode` gives what the `token_bytes` add up to, wherever that is UTF-8: a byte-level decoder puts
+        the bytes of all tokens in a row, and takes an added token for its text."""
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -67,12 +73,12 @@ class HfTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids, control tokens included, nothing cleaned up."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=False)
-        return text
+        [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=False)  # it lets go of the GIL
+        return text  # type: ignore[no-any-return]  # tokenizers has no types
 
     def token_bytes(self, token_ids: Sequence[int]) -> list[bytes | None]:
         """The bytes each id stands for, those of control tokens included; None for an id without a token."""
-        return [self._pieces[token_id] for token_id in token_ids]
+        return list(map(self._pieces.__getitem__, token_ids))
 
     def apply_chat_template(
         self,

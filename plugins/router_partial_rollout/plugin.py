@@ -23,8 +23,10 @@ from router_core import (
     WorkerFault,
     hookimpl,
     per_exchange,
+    without_members,
 )
 from router_partial_rollout.limits import Counts, Limits
+from router_partial_rollout.opening import Opening
 from router_partial_rollout.rollout import Rollout
 from router_partial_rollout.stream import is_stream, stream
 from router_partial_rollout.text import Texts
@@ -134,11 +136,13 @@ async def _answer(rollout: Rollout) -> Answer:
             answer.chunks = stream(rollout, answer.chunks)
             return answer
         try:
-            body = await answer.body()
+            body = await _body(rollout, answer)
         except WorkerFault:
             if rollout.whole is None:
                 raise
             return await _joined(rollout, answer)
+        if body is None:
+            return answer
         part = await _part(rollout, body)
         if part is None:
             return _stripped(rollout, answer, body)
@@ -155,6 +159,21 @@ async def _answer(rollout: Rollout) -> Answer:
         rollout.settle_form()
         return _stripped(rollout, answer, orjson.dumps(part) if rollout.is_changed else body)
     return answer
+
+
+async def _body(rollout: Rollout, answer: Answer) -> bytes | None:
+    """The answer's body, whole; None where it passes as it comes, since it is not to be continued or joined."""
+    if rollout.whole is not None or answer.arrived_body() is not None:
+        return await answer.body()
+    length, opening = answer.headers.get("content-length"), Opening(answer.chunks)
+    passes = await opening.is_no_abort()
+    if passes and rollout.is_stripped and rollout.wire is not None:
+        answer.chunks = without_members(opening.all(), *rollout.wire.extra_members)
+        return None
+    answer.chunks = opening.all()
+    if length is not None:
+        answer.headers.set("content-length", length)  # nothing is taken out
+    return None if passes else await answer.body()
 
 
 async def _part(rollout: Rollout, body: bytes) -> Json | None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
 from pydantic import Field
 
 from router_core import (
     Attempt,
     Exchange,
+    MalformedBody,
     PluginSettings,
     Request,
     Router,
@@ -89,8 +89,8 @@ class PrefixAffinity:
         if not self._is_readable(exchange.request):
             return
         try:
-            body = orjson.loads(await exchange.request.body())
-        except orjson.JSONDecodeError:
+            body = await exchange.request.shared_json()
+        except MalformedBody:
             return  # the worker will tell the client
         if not isinstance(body, dict) or not (chain := block_chain(body, self._settings.block_bytes)):
             return

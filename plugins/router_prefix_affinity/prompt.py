@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -22,21 +21,25 @@ def block_chain(body: Mapping[str, Any], block_bytes: int) -> list[int]:
     prompt = next((body[key] for key in PROMPT_KEYS if body.get(key)), None)
     if prompt is None:
         return []
-    told, chain = prompt_bytes(prompt), []
-    link = hash(orjson.dumps([body.get(key) for key in CONTEXT_KEYS]))
-    for start in range(0, len(told) - block_bytes + 1, block_bytes):
-        link = hash((link, told[start : start + block_bytes]))
+    context = hash(orjson.dumps([body.get(key) for key in CONTEXT_KEYS]))
+    if isinstance(prompt, list) and isinstance(prompt[0], int):
+        try:
+            return _linked(context, prompt, block_bytes // 4, tuple)
+        except TypeError:
+            pass  # something in it is no id, and cannot be hashed
+    return _linked(context, prompt_bytes(prompt), block_bytes, bytes)
+
+
+def _linked(link: int, told: Sequence[Any], size: int, packed: Callable[[Any], Hashable]) -> list[int]:
+    chain = []
+    for start in range(0, len(told) - size + 1, size):
+        link = hash((link, packed(told[start : start + size])))
         chain.append(link)
     return chain
 
 
 def prompt_bytes(prompt: Any) -> bytes:
-    """The prompt so that a longer one begins with a shorter one's bytes: four a token id, UTF-8 of text, open lists."""
+    """The prompt so that a longer one begins with a shorter one's bytes: UTF-8 of text, open lists."""
     if isinstance(prompt, str):
         return prompt.encode("utf-8", "surrogatepass")
-    if isinstance(prompt, list) and isinstance(prompt[0], int):
-        try:
-            return array("i", prompt).tobytes()
-        except (TypeError, OverflowError):
-            pass
     return orjson.dumps(prompt)[:-1]

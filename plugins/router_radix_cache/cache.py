@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from router_radix_cache.answer import Sampled, Unusable, UnusableError, read_answer
 from router_radix_cache.encodings import Encoded, Encodings
 from router_radix_cache.ends import sampled_ends
@@ -17,8 +19,11 @@ from router_radix_cache.tokens import PackedTokens, Span, decode_text, encode_te
 from router_radix_cache.trajectory import Trajectory
 from router_radix_cache.tree import RadixTree
 
-IN_LOOP_BYTES = 1 << 16
-"""Answers up to this size are read where they come; a larger one is read in a thread."""
+IN_LOOP_BYTES = 1 << 17
+IN_LOOP_IDS = 1 << 13
+IN_LOOP_CHARACTERS = 1 << 9
+"""Answers, prompts of ids and texts up to this size are read where they come, within a millisecond; a larger one is
+read in a thread, which costs more than that by itself."""
 
 
 @dataclass(slots=True)
@@ -93,9 +98,12 @@ class TextCache:
     async def begin_ids(self, token_ids: Sequence[int]) -> Turn:
         """A prompt that came as ids: they are kept as they are. Raises ValueError for what are no ids."""
         tokenizer = await self._door.ready()
-        text, tokens = await self._door.run(read_ids, tokenizer, token_ids)
+        if len(token_ids) <= IN_LOOP_IDS:
+            text, tokens = read_ids(tokenizer, token_ids)
+        else:
+            text, tokens = await self._door.run(read_ids, tokenizer, token_ids)
         known = self.tree.match_tokens(text, tokens)
-        tokens.spans, tokens.logprobs = known.spans, known.packed().logprobs
+        tokens.spans, tokens.logprobs = known.sampled()
         self.counts.ids += 1
         self.counts.reused_tokens += known.token_count
         return Turn(text, tokens, known, tokenizer)
@@ -144,7 +152,10 @@ class TextCache:
 
     async def _encode(self, text: str, is_start: bool) -> Encoded:
         tokenizer = await self._door.ready()
-        encoded: Encoded = await self._door.run(encode, tokenizer, text, is_start and self._add_special_tokens)
+        adds_special = is_start and self._add_special_tokens
+        if len(text) <= IN_LOOP_CHARACTERS:
+            return encode(tokenizer, text, adds_special)
+        encoded: Encoded = await self._door.run(encode, tokenizer, text, adds_special)
         return encoded
 
 
@@ -158,17 +169,36 @@ def read_ids(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[str | None
     """A prompt of ids, and the text it spells where it spells one without a loss."""
     tokens = PackedTokens()
     try:
-        tokens.add_context(token_ids, [0] * len(token_ids))
+        packed = array("i", token_ids)
+        pieces = tokenizer.token_bytes(token_ids)
     except TypeError as error:
         raise ValueError(f"these are no token ids: {error}") from error
-    pieces = tokenizer.token_bytes(token_ids)
-    known = [piece for piece in pieces if piece is not None]
-    text = tokenizer.decode(token_ids)
-    if not text or len(known) < len(pieces) or b"".join(known) != encode_text(text):
-        return None, tokens
-    tokens = PackedTokens()
-    tokens.add_context(token_ids, sampled_ends(text, token_ids, pieces, ()))
+    except OverflowError as error:
+        raise ValueError(f"a token id is out of range: {error}") from error
+    text = _spelled(tokenizer, token_ids, pieces)
+    tokens.add_context(packed, array("I", bytes(4 * len(packed))) if text is None else _lengths_summed(pieces))
     return text, tokens
+
+
+def _spelled(tokenizer: Tokenizer, token_ids: Sequence[int], pieces: Sequence[bytes | None]) -> str | None:
+    """The text that the pieces add up to, where the tokenizer says the same of the ids."""
+    if None in pieces:
+        return None
+    joined = b"".join(pieces)  # type: ignore[arg-type]  # none of them is None
+    if not getattr(tokenizer, "decodes_by_token", False):
+        text = tokenizer.decode(token_ids)
+        return text if text and joined == encode_text(text) else None
+    try:
+        return joined.decode() or None
+    except UnicodeDecodeError:
+        return None
+
+
+def _lengths_summed(pieces: Sequence[bytes | None]) -> array[int]:
+    sizes = np.fromiter(map(len, pieces), np.uint32, len(pieces))  # type: ignore[arg-type]  # none of them is None
+    ends = array("I")
+    ends.frombytes(np.cumsum(sizes, dtype=np.uint32).tobytes())
+    return ends
 
 
 def read_sample(turn: Turn, body: bytes) -> tuple[Sampled, list[int]]:

@@ -82,11 +82,15 @@ class Match:
         tokens = PackedTokens()
         tokens.ids = self._joined("i", self._path_ids())
         tokens.ends = self._packed_ends()
-        tokens.spans = self.spans
-        if self.trajectory:
-            sampled = sum(span.stop - span.start for span in tokens.spans)
-            tokens.logprobs = self.trajectory.runs.all_logprobs()[:sampled]
+        tokens.spans, tokens.logprobs = self.sampled()
         return tokens
+
+    def sampled(self) -> tuple[list[Span], array[float]]:
+        """The sampled spans, and the logprobs of their tokens."""
+        spans = self.spans
+        if self.trajectory is None or not spans:
+            return spans, array("d")
+        return spans, self.trajectory.runs.all_logprobs()[: sum(span.stop - span.start for span in spans)]
 
     def reusable(self) -> Match:
         """The part whose ids a new prompt has to keep: up to the last sampled token.

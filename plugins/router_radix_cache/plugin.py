@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -26,7 +26,7 @@ from router_radix_cache.cache import TextCache, Turn
 from router_radix_cache.hold import Hold
 from router_radix_cache.request import Prompt, read_prompt
 from router_radix_cache.routes import CacheRoutes
-from router_radix_cache.tee import AnswerTee
+from router_radix_cache.tee import AnswerTee, whole_body
 from router_radix_cache.tokenizer import Door
 from router_radix_cache.tree import RadixTree
 
@@ -137,7 +137,7 @@ class RadixCache:
         if exchange.target != TARGET or request.method not in ("POST", "PUT"):
             return
         try:
-            prompt = read_prompt(await request.json())
+            prompt = read_prompt(await request.shared_json())
         except MalformedBody:
             return  # the worker says what is wrong with it
         if prompt is None or (prompt.text is None and not prompt.asks_logprobs):
@@ -173,8 +173,15 @@ class RadixCache:
             return await call_next(exchange)
         exchange.request.accept_identity()
         answer = await call_next(exchange)
-        if answer.status == 200:
+        if answer.status != 200:
+            return answer
+        if kept.is_stream or (body := answer.arrived_body()) is None:
             answer.chunks = self._passing(exchange, kept, answer.chunks)
+            return answer
+        await self._store(exchange, kept, lambda: whole_body(body, self._settings.max_answer_bytes))
+        if kept.hides_logprobs:
+            stripper = MemberStripper(*LOGPROBS)
+            answer.set_body(stripper.feed(body) + stripper.rest())
         return answer
 
     async def _passing(self, exchange: Exchange, kept: Kept, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -186,13 +193,13 @@ class RadixCache:
             passed = chunk if stripper is None else stripper.feed(chunk)
             if passed:
                 yield passed
-        await self._store(exchange, kept, tee)
+        await self._store(exchange, kept, tee.body)
         if stripper is not None and (rest := stripper.rest()):
             yield rest
 
-    async def _store(self, exchange: Exchange, kept: Kept, tee: AnswerTee) -> None:
+    async def _store(self, exchange: Exchange, kept: Kept, told: Callable[[], bytes]) -> None:
         try:
-            await self._cache.store(kept.turn, tee.body(), session_id=exchange.session_id)
+            await self._cache.store(kept.turn, told(), session_id=exchange.session_id)
         except UnusableError as error:
             self._cache.counts.not_stored[str(error.reason)] += 1
             worker = exchange.worker.url if exchange.worker else "none"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-OTHER_INPUTS = ("input_embeds", "image_data", "video_data", "audio_data", "session_params")
+OTHER_INPUTS = frozenset(("input_embeds", "image_data", "video_data", "audio_data", "session_params"))
 """Keys with which text and ids are not the whole prompt."""
 
 
@@ -22,7 +22,9 @@ class Prompt:
 
 def read_prompt(body: object) -> Prompt | None:
     """The prompt of a request body; None for a batch, for several samples at once and for what is no prompt."""
-    if not isinstance(body, Mapping) or any(body.get(key) for key in OTHER_INPUTS) or not _is_single(body):
+    if not isinstance(body, Mapping) or not _is_single(body):
+        return None
+    if not OTHER_INPUTS.isdisjoint(body) and any(body.get(key) for key in OTHER_INPUTS):
         return None
     text, token_ids = body.get("text"), body.get("input_ids")
     is_stream, asks_logprobs = bool(body.get("stream")), bool(body.get("return_logprob"))

@@ -33,6 +33,8 @@ def common_length(text: bytes, at: int, label: Buffer) -> int:
     """
     view = memoryview(label).cast("B")
     low, high = 0, min(len(view), len(text) - at)
+    if text.startswith(view[:high], at):
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         if text.startswith(view[low:middle], at + low):

@@ -61,3 +61,12 @@ class AnswerTee:
             if event.strip(b"\n").startswith(DATA) and data != DONE:
                 self._last_event = data
                 return
+
+
+def whole_body(body: bytes, max_bytes: int) -> bytes:
+    """The JSON of an answer that is all there; raises ``UnusableError`` when it is too large."""
+    if EXPERTS not in body and len(body) <= max_bytes:
+        return body  # nothing is to be cut out
+    tee = AnswerTee(is_stream=False, max_bytes=max_bytes)
+    tee.feed(body)
+    return tee.body()

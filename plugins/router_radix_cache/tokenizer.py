@@ -7,7 +7,11 @@ from typing import Any, Protocol
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back for one model. Its methods are for threads, by one at a time or many."""
+    """Text to ids and back for one model. Its methods are for threads, by one at a time or many.
+
+    One that has a true ``decodes_by_token`` says that its ``decode`` is what the ``token_bytes`` add up to, wherever
+    that is UTF-8: then it is not asked for both.
+    """
 
     @property
     def special_ids(self) -> frozenset[int]:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+SHORT = 100
+"""Tokens up to which Python is faster than numpy."""
+
 
 def encode_text(text: str) -> bytes:
     """UTF-8 bytes of a text; a lone surrogate, which JSON can carry, is kept as three bytes."""
@@ -141,10 +144,11 @@ class PackedTokens:
             raise ValueError(f"a token id or an end is out of range ({error}); nothing was added") from error
         if not ids:
             return ids, offsets
-        if (smallest := int(np.frombuffer(ids, np.int32).min())) < 0:
+        is_short = len(ids) <= SHORT
+        if (smallest := min(ids) if is_short else int(np.frombuffer(ids, np.int32).min())) < 0:
             raise ValueError(f"token id {smallest} is negative; nothing was added")
         counted = np.frombuffer(offsets, np.uint32)
-        if (counted[1:] < counted[:-1]).any():
+        if offsets.tolist() != sorted(offsets) if is_short else (counted[1:] < counted[:-1]).any():
             raise ValueError("the ends of the tokens decrease; nothing was added")
         if self.byte_length:
             offsets = array("I", (counted + np.uint32(self.byte_length)).tobytes())

@@ -144,11 +144,12 @@ class RadixTree:
         segment, count = paths.follow(key, ids, ends)
         if not count or segment.newest is None:
             return Match(encoded)
-        ended = [trajectory for trajectory in segment.trajectories if trajectory.token_count == count]
-        trajectory = ended[-1] if ended else segment.newest
+        newest = segment.trajectories[-1] if segment.trajectories else None  # all of them end where the segment does
+        is_whole = newest is not None and newest.token_count == count
+        trajectory = newest if newest is not None and is_whole else segment.newest
         self._touch(trajectory)
         size = ends[count - 1] if encoded else 0
-        return Match(encoded, trajectory, segment, count, size, is_whole=bool(ended))
+        return Match(encoded, trajectory, segment, count, size, is_whole=is_whole)
 
     def by_rid(self, rid: str) -> Match | None:
         """The whole trajectory stored for ``rid``, with or without a text; None when there is none (any more)."""
@@ -210,7 +211,7 @@ class RadixTree:
         ids = tokens.ids.tobytes()
         if encoded:
             return self._texted, encoded, ids, tokens.ends
-        return self._untexted, ids, ids, array("I", range(4, len(ids) + 1, 4))
+        return self._untexted, ids, ids, _ends_of_ids(len(tokens))
 
     def _runs_for(self, path: list[Segment], tokens: PackedTokens, continued: Trajectory | None) -> SampledRuns:
         """Runs for a new trajectory, as a continuation of an earlier one that was sampled alike."""
@@ -295,3 +296,13 @@ class RadixTree:
         self._tick += 1
         trajectory.tick = self._tick
         trajectory.used_s = self._clock()
+
+
+_ENDS_OF_IDS = array("I")
+
+
+def _ends_of_ids(count: int) -> array[int]:
+    """4, 8, 12 ...: where each of so many packed ids ends. Made once, since every look-up of ids needs them."""
+    if count > len(_ENDS_OF_IDS):
+        _ENDS_OF_IDS.extend(range(4 * len(_ENDS_OF_IDS) + 4, 8 * count + 1, 4))
+    return _ENDS_OF_IDS[:count]

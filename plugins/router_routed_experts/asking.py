@@ -28,7 +28,8 @@ SGLEXT_FLAGS = ("return_cached_tokens_details", "return_spec_tokens_details")
 class Asked:
     """One request. ``is_own``: the client asks for routed experts itself. ``start``: the first row that is asked for.
 
-    ``prompt_ids`` are those that the request itself tells, None where it tells none. ``hidden`` are the members that
+    ``prompt_ids`` are those that the request itself tells, where they are asked for, and ``prompt_tokens`` how many
+    there are; None where it tells none. ``hidden`` are the members that
     are in the answer only because the plugin asked; ``hides_sglext``: so is a whole event of a stream.
     """
 
@@ -37,31 +38,45 @@ class Asked:
     is_own: bool
     start: int
     prompt_ids: array[int] | None
+    prompt_tokens: int | None
     hidden: tuple[bytes, ...]
     hides_sglext: bool
     rid: str | None
 
 
-def read_asked(target: str, body: Mapping[str, Any], header_names: Iterable[str] = ()) -> Asked:
-    """What a request asks, from its target, its body and the names of its header fields."""
+def read_asked(
+    target: str, body: Mapping[str, Any], header_names: Iterable[str] = (), *, needs_ids: bool = True
+) -> Asked:
+    """What a request asks, from its target, its body and the names of its header fields.
+
+    ``needs_ids``: whether a session's next turn may continue it. Else its ids are only counted.
+    """
     sampling = body.get("sampling_params") if target == TOKENS else None
     told = {**body, **sampling} if isinstance(sampling, Mapping) else body
     starts = [told[key] for key in (SGLANG_START, VLLM_START) if type(told.get(key)) is int]
     is_own = bool(told.get(RETURN)) or bool(starts)
     is_stream = bool(body.get("stream"))
-    has_sglext = any(bool(body.get(key)) for key in body if key.endswith("_in_sglext") or key in SGLEXT_FLAGS)
-    has_sglext = has_sglext or any(name.startswith("x-sglext-") for name in header_names)
+    has_sglext = target in (CHAT, COMPLETIONS) and _asks_sglext(body, header_names)
     rid = body.get("rid")
+    told_ids = _told_ids(target, body)
+    prompt_ids = packed_ids(told_ids) if needs_ids else None
     return Asked(
         target,
         is_stream,
         is_own,
         max(starts, default=0),
-        _prompt_ids(target, body),
+        prompt_ids,
+        _counted(told_ids) if prompt_ids is None else len(prompt_ids),
         hidden=_hidden(target, body, is_stream=is_stream, is_own=is_own, has_sglext=has_sglext),
         hides_sglext=is_stream and target in (CHAT, COMPLETIONS) and not (is_own or has_sglext),
         rid=rid if isinstance(rid, str) else None,
     )
+
+
+def _asks_sglext(body: Mapping[str, Any], header_names: Iterable[str]) -> bool:
+    if any(bool(body.get(key)) for key in body if key.endswith("_in_sglext") or key in SGLEXT_FLAGS):
+        return True
+    return any(name.startswith("x-sglext-") for name in header_names)
 
 
 def edits(asked: Asked, body: Mapping[str, Any], start: int) -> dict[str, Any]:
@@ -105,13 +120,16 @@ def _hidden(
     return tuple(hidden)
 
 
-def _prompt_ids(target: str, body: Mapping[str, Any]) -> array[int] | None:
+def _told_ids(target: str, body: Mapping[str, Any]) -> object:
     if target == CHAT:
         transfer = body.get("kv_transfer_params")
-        told = body.get("input_ids") or (transfer.get("prompt_token_ids") if isinstance(transfer, Mapping) else None)
-    else:
-        told = body.get({GENERATE: "input_ids", COMPLETIONS: "prompt", TOKENS: "token_ids"}[target])
-    return packed_ids(told)
+        return body.get("input_ids") or (transfer.get("prompt_token_ids") if isinstance(transfer, Mapping) else None)
+    return body.get({GENERATE: "input_ids", COMPLETIONS: "prompt", TOKENS: "token_ids"}[target])
+
+
+def _counted(told: object) -> int | None:
+    """How many ids a list has; None for what is none. A worker refuses a list that is none further on."""
+    return len(told) if isinstance(told, list) and told and type(told[0]) is int else None
 
 
 def packed_ids(told: object) -> array[int] | None:

@@ -66,8 +66,8 @@ class Capture:
         """Whether the rows of one choice are whole. CPU work of some milliseconds for many rows: for a thread."""
         choice = part.choice
         prompt_tokens, output_tokens = choice.prompt_tokens, choice.counted
-        if plan.asked.prompt_ids is not None:
-            prompt_tokens = len(plan.asked.prompt_ids)
+        if plan.asked.prompt_tokens is not None:
+            prompt_tokens = plan.asked.prompt_tokens
         if choice.is_aborted and output_tokens is None and part.decoded is None:
             output_tokens = 0  # an abort that says nothing of tokens has none
         if part.decoded is not None and (prompt_tokens is None or output_tokens is None):

@@ -38,12 +38,12 @@ class Gathered:
     choices: dict[int, Choice] = field(default_factory=dict)
     _usage: Mapping[str, Any] = field(default_factory=dict)
 
-    def absorb(self, answer: object) -> None:
-        """Take in one parsed JSON; what is no answer says nothing."""
+    def absorb(self, answer: object, *, has_places: bool = True) -> None:
+        """Take in one parsed JSON; what is no answer says nothing. ``has_places``: routed experts may be in it."""
         for number, part in enumerate(answer if isinstance(answer, list) else [answer]):
             if isinstance(part, Mapping):
                 self._take(part, number)
-        for place in places_of(answer):
+        for place in places_of(answer) if has_places else ():
             choice = self._choice(place.choice)
             if place.value_index is not None or choice.place is None:
                 choice.place = place

@@ -176,12 +176,13 @@ class RoutedExpertsPlugin:
         if exchange.target not in TARGETS or request.method not in ("POST", "PUT"):
             return
         try:
-            body = await request.json()
+            body = await request.shared_json()
         except MalformedBody:
             return  # the worker says what is wrong with it
         if not isinstance(body, Mapping):
             return
-        asked = read_asked(exchange.target, body, [name for name, _ in request.headers])
+        names = (name for name, _ in request.headers)
+        asked = read_asked(exchange.target, body, names, needs_ids=exchange.session_id is not None)
         plan = self._capture.plan(asked, exchange.session_id)
         exchange.state[PLAN] = plan
         for key, value in edits(asked, body, plan.start).items():
@@ -194,13 +195,33 @@ class RoutedExpertsPlugin:
         exchange.request.accept_identity()
         answer = await call_next(exchange)
         plan = exchange.state.get(PLAN)
-        if plan is not None and answer.status == 200:
+        if plan is None or answer.status != 200:
+            return answer
+        if not plan.asked.is_stream and (body := answer.arrived_body()) is not None:
+            await self._read_whole(exchange, plan, answer, body)
+        else:
             told = answer.headers.get("content-length")
             length = int(told) if told is not None and told.isdecimal() else None
             answer.chunks = self._passing(exchange, plan, answer.chunks, length)
             if length is not None and not (plan.asked.hidden or plan.asked.hides_sglext):
                 answer.headers.set("content-length", str(length))  # nothing is taken out
         return answer
+
+    async def _read_whole(self, exchange: Exchange, plan: Plan, answer: Answer, body: bytes) -> None:
+        reader = self._reader(plan, len(body))
+        reader.feed(body)
+        await self._take(exchange, plan, reader)
+        if any(member in body for member in plan.asked.hidden):
+            stripper = MemberStripper(*plan.asked.hidden)
+            answer.set_body(stripper.feed(body) + stripper.rest())
+
+    def _reader(self, plan: Plan, expected_bytes: int) -> AnswerReader:
+        return AnswerReader(
+            plan.asked.target,
+            is_stream=plan.asked.is_stream,
+            max_bytes=self._settings.max_answer_bytes,
+            expected_bytes=expected_bytes,
+        )
 
     async def _passing(
         self, exchange: Exchange, plan: Plan, chunks: AsyncIterator[bytes], length: int | None
@@ -210,12 +231,7 @@ class RoutedExpertsPlugin:
         With a ``length`` it sees that by the last byte.
         """
         asked = plan.asked
-        reader = AnswerReader(
-            asked.target,
-            is_stream=asked.is_stream,
-            max_bytes=self._settings.max_answer_bytes,
-            expected_bytes=length or 0,
-        )
+        reader = self._reader(plan, length or 0)
         stripper = MemberStripper(*asked.hidden) if asked.hidden else None
         events = SglextFilter() if asked.hides_sglext else None
         is_taken = False

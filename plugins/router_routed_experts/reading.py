@@ -37,7 +37,8 @@ class AnswerReader:
         self._target = target
         self._is_stream = is_stream
         self._max_bytes = max_bytes
-        self._scanner = ValueScanner(KEY, open_sink=open_decoder(RAW_DTYPES["sglang"], expected_bytes))
+        self._expected_bytes = expected_bytes
+        self._scanner: ValueScanner | None = None
         self._pieces: list[bytes | memoryview] = []
         self._size = 0
         self._gathered = Gathered()
@@ -47,9 +48,16 @@ class AnswerReader:
 
     def feed(self, chunk: bytes) -> None:
         """Read on; the chunk itself is not kept by a stream."""
+        if not self.bytes_fed and not self._is_stream and len(chunk) == self._expected_bytes and KEY not in chunk:
+            pieces: list[bytes | memoryview] = [chunk]  # the whole answer, and nothing in it to look for
+        else:
+            if self._scanner is None:
+                decoder = open_decoder(RAW_DTYPES["sglang"], self._expected_bytes)
+                self._scanner = ValueScanner(KEY, open_sink=decoder)
+            self._scanner.feed(chunk)
+            pieces = self._scanner.drain()
         self.bytes_fed += len(chunk)
-        self._scanner.feed(chunk)
-        for piece in self._scanner.drain():
+        for piece in pieces:
             if self._fault is None:
                 self._pieces.append(piece)
                 self._size += len(piece)
@@ -88,7 +96,7 @@ class AnswerReader:
         return self._gathered.id or next(rids, None)
 
     def _decoded(self, place: Place | None) -> Decoded | RowsError | None:
-        if place is None or place.value_index is None:
+        if place is None or place.value_index is None or self._scanner is None:
             return None
         is_sglang = "meta_info" in place.path or "sglext" in place.path
         try:
@@ -117,7 +125,7 @@ class AnswerReader:
             if b"\\u00" in body and has_escaped_name(body):
                 self._fault = RowsError(Reason.UNREADABLE, f"the name {FIELD} is spelt with escapes")
             else:
-                self._gathered.absorb(orjson.loads(body))
+                self._gathered.absorb(orjson.loads(body), has_places=self._scanner is not None)
         except orjson.JSONDecodeError as error:
             self._fault = RowsError(Reason.UNREADABLE, f"the answer is no JSON: {error}")
 

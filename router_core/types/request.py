@@ -42,7 +42,7 @@ class BodySource(Protocol):
 class Request:
     """A request on its way to a worker. What is not changed here arrives byte for byte as the client sent it."""
 
-    __slots__ = ("_body", "_edits", "_source", "headers", "method", "path", "query")
+    __slots__ = ("_body", "_edits", "_parsed", "_source", "headers", "method", "path", "query")
 
     def __init__(self, method: str, path: bytes, query: bytes, headers: Headers, source: BodySource) -> None:
         self.method = method
@@ -55,6 +55,7 @@ class Request:
         self._source = source
         self._body: bytes | None = None
         self._edits: list[tuple[str, bytes | None]] = []  # None: the key goes
+        self._parsed: tuple[bytes, Any] | None = None
 
     async def body(self) -> bytes:
         """The body, whole, with every change applied.
@@ -80,6 +81,13 @@ class Request:
                 return json.loads(body)
             except (ValueError, RecursionError) as error:
                 raise MalformedBody(f"the body is not JSON: {error}") from error
+
+    async def shared_json(self) -> Any:
+        """The same, parsed once for all who ask this way: nobody may change it. Kept until the request is sent."""
+        body = await self.body()
+        if self._parsed is None or self._parsed[0] is not body:
+            self._parsed = (body, await self.json())
+        return self._parsed[1]
 
     def set_body(self, body: bytes) -> None:
         """Replaces the body: exactly these bytes reach the worker, with a right Content-Length."""
@@ -133,7 +141,12 @@ class Request:
         """A copy for one attempt: changing it leaves this one alone. Bodies are shared, not copied."""
         copy = Request(self.method, self.path, self.query, self.headers.copy(), self._source)
         copy._body, copy._edits = self._body, list(self._edits)
+        copy._parsed, self._parsed = self._parsed, None  # to one who forgets it when it is sent
         return copy
+
+    def forget_json(self) -> None:
+        """It is sent: while the worker makes its answer, the parsed body is not needed."""
+        self._parsed = None
 
 
 def _edited(body: bytes, name: str, value: bytes | None) -> bytes:

@@ -96,3 +96,10 @@ def test_a_malformed_body_costs_linear_time(piece: bytes) -> None:
 def test_a_long_string_is_passed_over_in_one_step() -> None:
     long = b'{"image":"' + b"A" * (32 << 20) + b'","a":1}'
     assert set_top_level_key(long, "a", b"2").endswith(b'","a":2}')
+
+
+def test_a_key_that_also_stands_in_every_message_is_set_at_the_top_alone() -> None:
+    message = {"text": 'a "text": 1, \\"text\\": {[', "parts": [{"text": ["text", {}]}, "text"]}
+    body = {"messages": [message] * 50, "text": {"deep": [[{"text": "}"}]]}, "last": message}
+    spliced = set_top_level_key(json.dumps(body).encode(), "text", b"7")
+    assert json.loads(spliced) == {**body, "text": 7}

@@ -103,3 +103,32 @@ async def test_numbers_keep_their_value_through_json() -> None:
     value = await request(text).json()
     assert value["big"] == 12345678901234567890123
     assert json.dumps(value) == text.decode()
+
+
+async def test_a_body_is_parsed_once_for_all_who_only_read_it() -> None:
+    asked = request(b'{"a":[1]}')
+    shared = await asked.shared_json()
+    assert await asked.shared_json() is shared
+    attempt = asked.fork()
+    assert await attempt.shared_json() is shared
+    assert await asked.json() is not shared
+
+
+async def test_a_changed_body_is_parsed_anew_and_only_there() -> None:
+    asked = request(b'{"a":1}')
+    await asked.shared_json()
+    attempt = asked.fork()
+    attempt.set_key("a", 2)
+    assert await attempt.shared_json() == {"a": 2}
+    assert await asked.shared_json() == {"a": 1}
+    asked.set_body(b"[]")
+    assert await asked.shared_json() == []
+
+
+async def test_what_was_parsed_is_not_kept_while_the_worker_answers() -> None:
+    asked = request(b'{"a":[1]}')
+    shared = await asked.shared_json()
+    attempt = asked.fork()
+    attempt.forget_json()
+    assert await attempt.shared_json() is not shared
+    assert await asked.shared_json() is not shared

@@ -155,3 +155,31 @@ def test_a_tokenizer_that_cannot_be_read_says_where_and_what_to_do(tmp_path) -> 
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"cannot be read \(see its files\)"):
         load(str(tmp_path), chat_template=None, max_characters=1)
+
+
+@given(st.lists(st.integers(0, 1100), max_size=20))
+def test_where_the_bytes_of_ids_are_a_text_it_is_the_one_they_decode_to(tokenizer, ids) -> None:
+    assert tokenizer.decodes_by_token
+    pieces = tokenizer.token_bytes(ids)
+    if None not in pieces:
+        try:
+            text = b"".join(pieces).decode()
+        except UnicodeDecodeError:
+            return
+        assert tokenizer.decode(ids) == text
+
+
+def test_an_added_token_that_a_byte_level_decoder_reads_as_bytes_takes_that_away(tmp_path) -> None:
+    from tokenizers import decoders, models, pre_tokenizers
+
+    def of(added: str, name: str) -> HfTokenizer:
+        return made(
+            tmp_path / name,
+            model=models.BPE(vocab={"a": 0}, merges=[]),
+            pre=pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoder=decoders.ByteLevel(),
+            special=[added],
+        )
+
+    assert of("<end>", "plain").decodes_by_token
+    assert not of("Ġ", "space").decodes_by_token

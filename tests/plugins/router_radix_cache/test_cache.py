@@ -1,0 +1,81 @@
+"""What is read in the loop and what in a thread, and ids that spell a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from router_radix_cache.cache import IN_LOOP_CHARACTERS, IN_LOOP_IDS, TextCache, read_ids
+from router_radix_cache.tree import RadixTree
+
+
+class Bytes:
+    """A tokenizer of 256 ids, each a byte; it says so, or is asked for the text as well."""
+
+    special_ids: frozenset[int] = frozenset()
+
+    def __init__(self, *, decodes_by_token: bool = True) -> None:
+        self.decodes_by_token = decodes_by_token
+        self.decoded = 0
+
+    def encode_with_ends(
+        self, texts: Sequence[str], *, add_special_tokens: bool = False
+    ) -> list[tuple[list[int], list[int]]]:
+        return [(list(text.encode()), list(range(1, len(text.encode()) + 1))) for text in texts]
+
+    def token_bytes(self, token_ids: Sequence[int]) -> list[bytes | None]:
+        return [bytes([token_id]) if 0 <= token_id < 256 else None for token_id in token_ids]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        self.decoded += 1
+        return bytes(token_id for token_id in token_ids if 0 <= token_id < 256).decode(errors="replace")
+
+
+class CountingDoor:
+    def __init__(self) -> None:
+        self.tokenizer = Bytes()
+        self.runs = 0
+
+    async def ready(self) -> Bytes:
+        return self.tokenizer
+
+    async def run(self, work: Callable[..., Any], *args: Any) -> Any:
+        self.runs += 1
+        return work(*args)
+
+
+@pytest.mark.parametrize(("count", "runs"), [(IN_LOOP_IDS, 0), (IN_LOOP_IDS + 1, 1)])
+async def test_a_thread_is_asked_only_for_what_costs_more_than_the_asking(count: int, runs: int) -> None:
+    cache, door = TextCache(RadixTree(), add_special_tokens=False, prompt_bytes=1 << 20), CountingDoor()
+    cache.use(door)
+    turn = await cache.begin_ids([97] * count)
+    assert (turn.text, door.runs) == ("a" * count, runs)
+
+
+@pytest.mark.parametrize(("count", "runs"), [(IN_LOOP_CHARACTERS, 0), (IN_LOOP_CHARACTERS + 1, 1)])
+async def test_so_it_is_for_a_text(count: int, runs: int) -> None:
+    cache, door = TextCache(RadixTree(), add_special_tokens=False, prompt_bytes=1 << 20), CountingDoor()
+    cache.use(door)
+    turn = await cache.begin_text("a" * count, cache.match("a" * count, None))
+    assert (turn.tokens.ids.tolist(), door.runs) == ([97] * count, runs)
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [(list("né".encode()), "né"), ([110, 0xC3], None), ([110, 999], None), ([0xEF, 0xBF, 0xBD], "\ufffd")],
+)
+@pytest.mark.parametrize("decodes_by_token", [True, False])
+def test_ids_spell_a_text_only_without_a_loss(ids: list[int], text: str | None, decodes_by_token: bool) -> None:
+    tokenizer = Bytes(decodes_by_token=decodes_by_token)
+    found, tokens = read_ids(tokenizer, ids)
+    assert found == text
+    assert tokens.ids.tolist() == ids
+    assert tokens.ends.tolist() == ([0] * len(ids) if text is None else list(range(1, len(ids) + 1)))
+    assert tokenizer.decoded == (0 if decodes_by_token or 999 in ids else 1)
+
+
+@pytest.mark.parametrize("ids", [[-1], [1 << 31], ["a"], [None]])
+def test_what_is_no_id_is_refused(ids: list[Any]) -> None:
+    with pytest.raises(ValueError, match="id"):
+        read_ids(Bytes(), ids)
