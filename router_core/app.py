@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 from router_core.access import Access
 from router_core.admin import HealthRoutes, WorkerRoutes
 from router_core.asgi import ASGIApp, Front, Guard
+from router_core.build import build_name
 from router_core.clock import Clock
 from router_core.config import Config
 from router_core.control import ControlClient
@@ -160,7 +161,7 @@ class Application:
 
     def _describe(self, generation: Generation) -> dict[str, Any]:
         told = describe_plugins(generation.registry, generation.plans)
-        return {"generation": generation.number, "plugins": told}
+        return {"generation": generation.number, "build": build_name(), "plugins": told}
 
     def _wrap(self, app: ASGIApp, middlewares: Sequence[tuple[str, Any, str]]) -> ASGIApp:
         """The app inside its middlewares, the first of which is the outermost, inside the guard."""
@@ -287,7 +288,7 @@ class Application:
         self._generations.append(fresh)
         try:
             fresh.meet_workers(self._shared)
-            await fresh.start()
+            await fresh.start(self.config.router.reload_timeout_s)
         except BaseException:
             self._generations.remove(fresh)
             raise

@@ -41,12 +41,12 @@ class Attempts:
         Raises NoWorker, WorkerFault, what the hooks raise, and what the exchange was interrupted with.
         """
         while True:
-            if exchange.interruption is not None:
-                raise exchange.interruption
-            if exchange.ended_at is not None:
-                raise RuntimeError(f"{exchange!r} has ended: nothing is sent for it any more")
             attempt: Attempt | None = None
             try:
+                if exchange.interruption is not None:
+                    raise exchange.interruption
+                if exchange.ended_at is not None:
+                    raise RuntimeError(f"{exchange!r} has ended: nothing is sent for it any more")
                 attempt = self._begin(exchange, plan)
                 return await self._run(exchange, plan, attempt)
             except AttemptWithdrawn:
@@ -56,6 +56,9 @@ class Attempts:
             except NoWorker:
                 if attempt is not None or exchange.decision is None or not exchange.decision.waits_for:
                     raise
+            except BaseException as error:
+                exchange.attempt_error = error
+                raise
             if attempt is None:
                 assert exchange.decision is not None and exchange.decision.waits_for is not None
                 await self._holds.wait_for_worker(exchange, exchange.decision.waits_for)
@@ -74,7 +77,8 @@ class Attempts:
     async def _run(self, exchange: Exchange, plan: Plan, attempt: Attempt) -> Answer:
         try:
             hand_over_rank(attempt)
-            await plan.attempt_start(exchange, attempt)
+            if plan.starts_attempts:
+                await plan.attempt_start(exchange, attempt)
             request = attempt.request
             outgoing = _outgoing(attempt, await request.body() if request.has_edits else request.ready_body)
             request.forget_json()

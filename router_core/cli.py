@@ -165,8 +165,11 @@ def _check(options: argparse.Namespace) -> int:
 
         print(explain(application.config, application.registry))
         return 0
+    from router_core.build import build_name
+
     made, on = len(application.registry.plugins), ", ".join(application.plans.default.names) or "none"
-    print(f"ok (plugins were made, not started): {made} made, on: {on}; file: {application.config.file or 'none'}")
+    file = application.config.file or "none"
+    print(f"ok (plugins were made, not started): {made} made, on: {on}; file: {file}; build: {build_name()}")
     return 0
 
 

@@ -12,6 +12,7 @@ import httptools
 
 from router_core.asgi import Front, passes_on
 from router_core.fast_cycle import FastCycle
+from router_core.outbox import Outbox
 from router_core.protocol import Protocol
 
 
@@ -21,8 +22,8 @@ class FastProtocol(Protocol):
     cycle: Any
     """`FastCycle`, or uvicorn's own."""
 
-    def __init__(self, front: Front, **uvicorn: Any) -> None:
-        super().__init__(**uvicorn)
+    def __init__(self, front: Front, outbox: Outbox, **uvicorn: Any) -> None:
+        super().__init__(outbox, **uvicorn)
         self._front = front
         self._idle_since = 0.0
 
@@ -33,15 +34,21 @@ class FastProtocol(Protocol):
         self.expect_100_continue = False
         self._is_amid_head = True
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
     def on_headers_complete(self) -> None:
         self._is_amid_head = False
-        url = httptools.parse_url(self.url)
+        path, query = _split(self.url)
         front = self._front
-        turn = passes_on(front.routes, url.path)
+        turn = passes_on(front.routes, path)
         if turn is None or (front.is_ours is not None and not front.is_ours(turn[1], self.headers)):
             self._to_the_app()
             return
-        former, cycle = self.cycle, FastCycle(self, turn[0], url.query or b"", turn[1])
+        former, cycle = self.cycle, FastCycle(self, turn[0], query, turn[1])
         self.cycle = cycle
         if former is None or former.response_complete:
             self._serve(cycle)
@@ -118,6 +125,9 @@ class FastProtocol(Protocol):
         else:
             super()._lose(cycle)
 
+    def _is_received(self, cycle: Any) -> bool:
+        return cycle._is_received if isinstance(cycle, FastCycle) else super()._is_received(cycle)
+
     # ------------------------------------------------------------------ keep-alive: a timer that is not moved each time
     def _unset_keepalive_if_required(self) -> None:
         """It looks by itself whether the connection is idle."""
@@ -136,3 +146,12 @@ class FastProtocol(Protocol):
             self._look_in(self.timeout_keep_alive)
         else:
             super().timeout_keep_alive_handler()
+
+
+def _split(target: bytes) -> tuple[bytes, bytes]:
+    """Path and query of a request's target."""
+    if target.startswith(b"/") and b"#" not in target:
+        path, _, query = target.partition(b"?")
+        return path, query
+    url: Any = httptools.parse_url(target)  # its stub tells of no None
+    return url.path, url.query or b""

@@ -98,10 +98,13 @@ class Generation:
         core = [*sessions.routes(), *shared.core_routes(self)]
         self.routes = RouteTable(self.outside.routes(core), core, self.in_use)
 
-    async def start(self) -> None:
-        """Runs every plugin's `startup`. Raises ConfigError, once those that had started are stopped."""
+    async def start(self, timeout_s: float | None = None) -> None:
+        """Runs every plugin's `startup`, each within ``timeout_s``.
+
+        Raises ConfigError, once those that had started are stopped.
+        """
         try:
-            await self.outside.startup(self.router)
+            await self.outside.startup(self.router, timeout_s)
         except BaseException:
             await self.stop()
             raise

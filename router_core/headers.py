@@ -108,15 +108,19 @@ def end_to_end(raw: RawHeaders) -> RawHeaders:
     return kept
 
 
-_UNFIT_IN_NAMES = re.compile(rb'[\x00-\x20\x7f-\xff"(),/:;<=>?@\[\\\]{}]')
-_UNFIT_IN_VALUES = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_FIT_IN_NAMES = bytes(code for code in range(0x21, 0x7F) if code not in b'"(),/:;<=>?@[\\]{}')
+_FIT_IN_VALUES = bytes(code for code in range(256) if code == 9 or (code >= 0x20 and code != 0x7F))
 
 
 def is_fit_to_send(raw: RawHeaders) -> bool:
     """Whether every name is a token and no value holds a control character (RFC 9110, section 5)."""
     names = [name for name, _ in raw]
-    values = [value for _, value in raw]
-    return all(names) and not _UNFIT_IN_NAMES.search(b"".join(names)) and not _UNFIT_IN_VALUES.search(b"".join(values))
+    return b"" not in names and _are_fit(b"".join(names), raw)
+
+
+def _are_fit(names: bytes, raw: RawHeaders) -> bool:
+    values = b"".join([value for _, value in raw])
+    return not names.translate(None, _FIT_IN_NAMES) and not values.translate(None, _FIT_IN_VALUES)
 
 
 def content_length(raw: Iterable[tuple[bytes, bytes]]) -> int | None:
@@ -149,12 +153,14 @@ def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeader
     Lower-case, no hop-by-hop one, exactly one Date and one Server: the first that came, else ours. Raises ValueError
     for fields that no server could send.
     """
-    if not is_fit_to_send(raw):
+    list_of_names = [name for name, _ in raw]
+    names = b"".join(list_of_names)
+    if b"" in list_of_names or not _are_fit(names, raw):
         raise ValueError("no header fields")
     fields: RawHeaders = []
     length: int | None = None
     has_date = has_server = False
-    if (names := b"".join([name for name, _ in raw])) != names.lower():
+    if names != names.lower():
         raw = [(name.lower(), value) for name, value in raw]
     for pair in raw:
         name, value = pair

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from router_core.clock import Clock
+from router_core.deadline import within
 from router_core.errors import Reject
 from router_core.types import Exchange, Worker
 
@@ -127,8 +128,7 @@ class HoldQueue:
         insort(place.held, held, key=lambda other: other.key)
         self._count += 1
         try:
-            async with asyncio.timeout(max(0.0, limit_s - exchange.held_s)):
-                await held.turn
+            await within(max(0.0, limit_s - exchange.held_s), held.turn)
         except TimeoutError:
             self.timed_out_total += 1
             raise Reject(

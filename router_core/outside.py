@@ -29,18 +29,24 @@ class OutsideHooks:
     def _calls(self, hook: str) -> list[tuple[LoadedPlugin, Callable[..., Any]]]:
         return [(plugin, plugin.hooks[hook]) for plugin in self._plugins if hook in plugin.hooks]
 
-    async def startup(self, router: Router) -> None:
-        """Raises ConfigError naming the plugin that cannot start."""
+    async def startup(self, router: Router, timeout_s: float | None = None) -> None:
+        """Each gets ``timeout_s``. Raises ConfigError naming the plugin that cannot start."""
         for plugin in self._plugins:
             if (call := plugin.hooks.get("startup")) is not None:
                 try:
-                    await call(router)
+                    async with asyncio.timeout(timeout_s) as deadline:
+                        await call(router)
                 except ConfigError:
                     raise
                 except FAULTS as error:
                     if is_cancelled(error):
                         raise
                     log.debug("plugin %r did not start", plugin.name, exc_info=error)
+                    if deadline.expired():
+                        message = (
+                            f"plugin {plugin.name!r} did not start within {timeout_s:g} s (router.reload_timeout_s)"
+                        )
+                        raise ConfigError(message) from error
                     raise ConfigError(f"plugin {plugin.name!r} did not start: {error!r}") from error
             self._started.append(plugin)
 

@@ -91,6 +91,11 @@ class Plan:
         self._pick = self._calls("pick_worker")
         self._attempt_start = self._calls("attempt_start")
         self._response_start = self._calls("response_start")[::-1]
+        self.starts_requests = bool(self._request_start)
+        """Whether anybody implements the hook: a coroutine that does nothing costs, too."""
+        self.starts_attempts = bool(self._attempt_start)
+        self.starts_responses = bool(self._response_start)
+        self.has_layers = bool(self._around)
         self.chunk_observers = self._calls("response_chunk")
         self._response_end = self._calls("response_end")
         self._session_opened = self._calls("session_opened")
@@ -225,11 +230,9 @@ class Plan:
         except FAULTS as error:
             return _failed(plugin, hook, error)
 
-    async def around_upstream(self, exchange: Exchange, attempt: CallNext) -> Answer:
+    def around_upstream(self, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
         """The onion around ``attempt``."""
-        if not self._around:
-            return await attempt(exchange)
-        return await self._layer(0, exchange, attempt)
+        return self.inner(0, exchange, attempt)
 
     async def _layer(self, depth: int, exchange: Exchange, attempt: CallNext) -> Answer:
         plugin, call = self._around[depth]
@@ -242,7 +245,7 @@ class Plan:
         except PASSING:
             raise
         except FAULTS as error:
-            if error is inner.error or is_cancelled(error):
+            if error is exchange.attempt_error or is_cancelled(error):
                 raise
             failure = plugin.failed("around_upstream", error)
             failure.__cause__ = error
@@ -312,21 +315,15 @@ def is_cancelled(error: BaseException) -> bool:
 class _Inner:
     """What a layer of the onion is given to call: the layers inside it. It may be called more than once."""
 
-    __slots__ = ("_attempt", "_depth", "_exchange", "_plan", "error", "is_called")
+    __slots__ = ("_attempt", "_depth", "_exchange", "_plan", "is_called")
 
     def __init__(self, plan: Plan, depth: int, exchange: Exchange, attempt: CallNext) -> None:
         self._plan, self._depth, self._exchange, self._attempt = plan, depth, exchange, attempt
         self.is_called = False
-        self.error: BaseException | None = None
-        """What came from further in, and is no failure of this layer's plugin."""
 
-    async def __call__(self, exchange: Exchange) -> Answer:
+    def __call__(self, exchange: Exchange) -> Awaitable[Answer]:
         self.is_called = True
-        try:
-            return await self._plan.inner(self._depth, self._exchange, self._attempt)
-        except BaseException as error:
-            self.error = error
-            raise
+        return self._plan.inner(self._depth, self._exchange, self._attempt)
 
 
 class _Waits:

@@ -85,7 +85,7 @@ class Plans:
 
     def of_exchange(self, profile: str | None, switches: str | None) -> Plan:
         """The same for one exchange: now and then with the time of its hooks taken, where somebody wants to know."""
-        plan = self.of(profile, switches)
+        plan = self.default if profile is None and switches is None else self.of(profile, switches)
         if self._times is None or not (stands_for := self._times.stands_for()):
             return plan
         return self.timed(plan, stands_for)

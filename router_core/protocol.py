@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from router_core.asgi_inbound import HAS_LEFT
 from router_core.errors import Reject
 from router_core.headers import content_length, one_date_and_server
+from router_core.outbox import Outbox, OutboxTransport
 from router_core.types import Answer
 from router_core.upload import FULL_S
 
@@ -35,6 +36,13 @@ class Protocol(HttpToolsProtocol):
     _serving: Any = None
     """The newest cycle that was begun; while others wait behind it, ``cycle`` is the last of those."""
     _watch: asyncio.TimerHandle | None = None
+
+    def __init__(self, outbox: Outbox, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._outbox = outbox
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(OutboxTransport(transport, self._outbox, self.loop))
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -134,6 +142,16 @@ class Protocol(HttpToolsProtocol):
         if not cycle.response_complete:
             cycle.disconnected = True
         cycle.message_event.set()
+
+    def is_between_requests(self) -> bool:
+        """Whether what comes next begins a request, and all answers have been written."""
+        cycle = self.cycle
+        if self._is_amid_head or (cycle is not None and not (cycle.response_complete and self._is_received(cycle))):
+            return False
+        return self.transport.get_write_buffer_size() == 0
+
+    def _is_received(self, cycle: Any) -> bool:
+        return not cycle.more_body
 
     def has_left(self) -> bool:
         """Whether the client has closed its side, even behind bytes that nobody reads."""

@@ -127,6 +127,7 @@ class Proxy:
                 await self._end_amid(exchange, plan, outcome, delivery)
         finally:
             serving.in_use.leave()
+            exchange.attempt_error = None
             _forget_traces(exchange, upload)
         if fatal is not None:
             fatal.let_go()
@@ -177,9 +178,13 @@ class Proxy:
                     await opening
                 if (identity := plan.identify(exchange)) is not None:
                     exchange.identity = identity
-                answer = await plan.request_start(exchange)
+                if plan.starts_requests:
+                    answer = await plan.request_start(exchange)
                 if answer is None:
-                    answer = await plan.around_upstream(exchange, lambda e: self._attempts.make(e, plan))
+                    if plan.has_layers:
+                        answer = await plan.around_upstream(exchange, lambda e: self._attempts.make(e, plan))
+                    else:
+                        answer = await self._attempts.make(exchange, plan)
                 delivery.answer = answer
                 if not delivery.knows_chunks:
                     await delivery.collect(answer)
@@ -201,7 +206,8 @@ class Proxy:
         held = None
         try:
             self._stamp(exchange, plan, answer)
-            await plan.response_start(exchange, answer)
+            if plan.starts_responses:
+                await plan.response_start(exchange, answer)
             await delivery.send(answer)
         except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
             held = _Held(error)

@@ -24,10 +24,12 @@ import uvicorn
 
 from router_core.access import is_loopback
 from router_core.app import Application
+from router_core.build import build_name
 from router_core.config import Config
 from router_core.errors import ConfigError
 from router_core.fast_front import FastProtocol
 from router_core.file_limit import raise_file_limit
+from router_core.outbox import Outbox
 from router_core.protocol import Protocol
 from router_core.settings import RouterSettings
 
@@ -119,11 +121,13 @@ class Server(uvicorn.Server):
     def __init__(self, application: Application, listeners: Listeners) -> None:
         self._application = application
         self._listeners = listeners
+        outbox = Outbox()
+        protocol = partial(FastProtocol, application.front) if application.is_fast else Protocol
         application.access.opened(listeners.data, listeners.admin)
         super().__init__(
             uvicorn.Config(
                 application.app,
-                http=partial(FastProtocol, application.front) if application.is_fast else Protocol,  # type: ignore[arg-type]
+                http=partial(protocol, outbox),  # type: ignore[arg-type]
                 ws="none",
                 loop="auto",
                 lifespan="on",
@@ -272,7 +276,7 @@ def publish(listeners: Listeners, settings: RouterSettings, *, workers: int) -> 
     listener, admin = listeners.data, listeners.admin
     url = url_of(listener)
     host, port = listener.getsockname()[:2]
-    log.info("router-core listens on %s, workers: %d", url, workers)
+    log.info("router-core (%s) listens on %s, workers: %d", build_name(), url, workers)
     if admin is not None:
         log.info("the router's own routes are at %s", url_of(admin))
     if not is_loopback(admin or listener) and settings.admin_token is None:

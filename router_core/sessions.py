@@ -8,10 +8,12 @@ import re
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from router_core.bodies import is_text
 from router_core.clock import Clock
+from router_core.deadline import within
 from router_core.errors import Reject
 from router_core.types import Exchange, Session
 
@@ -117,11 +119,8 @@ class SessionTable:
             call()
         if session.running and timeout_s > 0:
             idle = self._idle.setdefault(session, asyncio.Event())
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await idle.wait()
-            except TimeoutError:
-                pass
+            with suppress(TimeoutError):
+                await within(timeout_s, idle.wait())
         return self._end(session, "deleted")
 
     def sweep(self) -> None:

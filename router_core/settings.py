@@ -80,6 +80,9 @@ class RouterSettings(Settings):
     processes: int = Field(default=1, ge=1, le=64)
     """Processes that serve the port together. Each session is owned by one of them; every loaded plugin has to say that
     it works so (``several_processes``)."""
+    process_timeout_s: float = Field(default=10.0, ge=0)
+    """Seconds in which each of several processes has to answer its supervisor; one that does not counts as hung (it was
+    stopped, or its event loop is blocked), and is killed and replaced. 0 never does."""
     worker_schemes: list[Literal["http", "https"]] = ["http", "https"]
     """Schemes that a worker's URL may have."""
     worker_hosts: list[str] = []
@@ -115,6 +118,8 @@ class RouterSettings(Settings):
 
     hook_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds an async hook may take (``around_upstream`` has no deadline)."""
+    reload_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds that the `startup` of a plugin may take at a reload; then the former configuration serves on."""
     skip_max_failures: int = Field(default=20, ge=0)
     """Failures of a plugin with ``on_error = "skip"`` within ``skip_window_s`` that switch it off; 0 never does."""
     skip_window_s: float = Field(default=60.0, gt=0)

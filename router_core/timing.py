@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -52,43 +51,50 @@ class HookTimes:
     def timed(self, plugin: str, hook: str, call: Callable[..., Any], stands_for: int = 1) -> Callable[..., Any]:
         """The same implementation with its time taken."""
         time = self._times.setdefault((plugin, hook), HookTime(plugin, hook))
-        add = partial(_add, time, stands_for)
-        if hook == "around_upstream":
-            return _timed_layer(call, add, self._now)
-        return (_timed_async if hook in ASYNC else _timed_plain)(call, add, self._now)
+
+        def keep(args: tuple[Any, ...], seconds: float) -> None:
+            time.add(seconds, stands_for)
+
+        return timed(hook, call, keep, self._now)
 
 
-Add = Callable[[float], None]
+Keep = Callable[[tuple[Any, ...], float], None]
+"""Takes what a hook was called with, and the seconds that it took."""
 
 
-def _add(time: HookTime, stands_for: int, seconds: float) -> None:
-    time.add(seconds, stands_for)
+def timed(
+    hook: str, call: Callable[..., Any], keep: Keep, now: Callable[[], float] = perf_counter
+) -> Callable[..., Any]:
+    """The same implementation of ``hook``; ``keep`` gets each call's seconds, the onion's without the inner."""
+    if hook == "around_upstream":
+        return _timed_layer(call, keep, now)
+    return (_timed_async if hook in ASYNC else _timed_plain)(call, keep, now)
 
 
-def _timed_plain(call: Callable[..., Any], add: Add, now: Callable[[], float]) -> Callable[..., Any]:
+def _timed_plain(call: Callable[..., Any], keep: Keep, now: Callable[[], float]) -> Callable[..., Any]:
     def timed(*args: Any) -> Any:
         since = now()
         try:
             return call(*args)
         finally:
-            add(now() - since)
+            keep(args, now() - since)
 
     return timed
 
 
-def _timed_async(call: Callable[..., Awaitable[Any]], add: Add, now: Callable[[], float]) -> Callable[..., Any]:
+def _timed_async(call: Callable[..., Awaitable[Any]], keep: Keep, now: Callable[[], float]) -> Callable[..., Any]:
     async def timed(*args: Any) -> Any:
         since = now()
         try:
             return await call(*args)
         finally:
-            add(now() - since)
+            keep(args, now() - since)
 
     return timed
 
 
 def _timed_layer(
-    call: Callable[[Exchange, CallNext], Awaitable[Answer]], add: Add, now: Callable[[], float]
+    call: Callable[[Exchange, CallNext], Awaitable[Answer]], keep: Keep, now: Callable[[], float]
 ) -> Callable[..., Any]:
     async def timed(exchange: Exchange, call_next: CallNext) -> Answer:
         inner = 0.0
@@ -105,6 +111,6 @@ def _timed_layer(
         try:
             return await call(exchange, next_)
         finally:
-            add(now() - since - inner)
+            keep((exchange,), now() - since - inner)
 
     return timed

@@ -30,7 +30,7 @@ from router_engine_control.verbs import is_batch, read_rids
 
 RIDS = StateKey[list[str]]("rids")
 KNOWS_NO_ABORT = StateKey[int]("generation of a worker without /abort_request")
-WITH_RID = frozenset(("/generate", "/v1/chat/completions", "/v1/completions"))
+WITH_RID = frozenset((b"/generate", b"/v1/chat/completions", b"/v1/completions"))
 CUT_SHORT = frozenset((OutcomeKind.CLIENT_LEFT, OutcomeKind.REJECTED, OutcomeKind.TIMED_OUT, OutcomeKind.FAILED))
 """Endings of an exchange after which its worker may still be generating."""
 
@@ -98,12 +98,12 @@ class EngineControl:
 
     @hookimpl
     async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
-        if exchange.target in WITH_RID and exchange.request.method in ("POST", "PUT"):
-            rids = await self._find_rids(exchange, exchange.settings(self))
-            if rids:
-                exchange.state[RIDS] = rids
-                for rid in rids:
-                    self._rids.add(rid, exchange)
+        request = exchange.request
+        if request.path in WITH_RID and request.method in ("POST", "PUT"):
+            settings: EngineControl.Settings = exchange.settings(self)
+            body = request.ready_body
+            if body is None or settings.inject_rid or (len(body) <= settings.max_rid_body_bytes and b'"rid"' in body):
+                await self._note_rids(exchange, settings)
         return await call_next(exchange)
 
     @hookimpl
@@ -122,10 +122,17 @@ class EngineControl:
         ):
             exchange.spawn(self._abort(attempt.worker, rids), name=f"abort at {attempt.worker.url}")
 
+    async def _note_rids(self, exchange: Exchange, settings: Settings) -> None:
+        rids = await self._find_rids(exchange, settings)
+        if rids:
+            exchange.state[RIDS] = rids
+            for rid in rids:
+                self._rids.add(rid, exchange)
+
     async def _find_rids(self, exchange: Exchange, settings: Settings) -> list[str]:
         """The rids in the request's body; one is put in where the settings say so."""
         request = exchange.request
-        injects = settings.inject_rid and exchange.target == "/generate"
+        injects = settings.inject_rid and exchange.request.path == b"/generate"
         if not injects and not self._is_read(exchange, settings.max_rid_body_bytes):
             return []
         if not injects:

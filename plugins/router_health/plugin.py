@@ -6,23 +6,11 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from router_core import (
-    Attempt,
-    Exchange,
-    PluginSettings,
-    Router,
-    StateKey,
-    Worker,
-    WorkerFault,
-    WorkerState,
-    WorkerUnreachable,
-    hookimpl,
-)
+from router_core import Exchange, Outcome, PluginSettings, Router, Worker, WorkerState, hookimpl
 from router_health.probe import Prober
-from router_health.record import Limits, Sign
+from router_health.record import Limits
 from router_health.watch import Watch
 
-LEARNT = StateKey[int]("attempts that health knows of")
 COUNTS = ("probes", "failed_probes", "ejections", "returns", "kept_in")
 
 
@@ -94,7 +82,7 @@ class Health:
         if watch is None:
             return None
         if exchange.attempts:  # what its earlier attempts showed holds for this choice already
-            self._learn(exchange, watch)
+            watch.learn_all(exchange)
             workers = [worker for worker in workers if worker.is_ready]
         elif not watch.has_trials:
             return None
@@ -107,9 +95,9 @@ class Health:
         return kept or workers
 
     @hookimpl
-    def response_end(self, exchange: Exchange) -> None:
+    def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
         if self._watch is not None:
-            self._learn(exchange, self._watch)
+            self._watch.learn_all(exchange)
 
     @hookimpl
     def metrics(self) -> str:
@@ -118,32 +106,3 @@ class Health:
             f"# TYPE router_health_{name}_total counter\nrouter_health_{name}_total {counts.get(name, 0)}\n"
             for name in COUNTS
         )
-
-    @staticmethod
-    def _learn(exchange: Exchange, watch: Watch) -> None:
-        known = exchange.state.get(LEARNT, 0)
-        for attempt in exchange.attempts[known:]:
-            if attempt.outcome is None:
-                break
-            known += 1
-            if (sign := sign_of(attempt)) is not None:
-                reason = f"a request was answered {attempt.status}" if attempt.error is None else str(attempt.error)
-                watch.learn(attempt.worker, attempt.generation, sign, reason, attempt.ended_at or 0.0)
-        if known:
-            exchange.state[LEARNT] = known
-
-
-def sign_of(attempt: Attempt) -> Sign | None:
-    """What an attempt that has ended showed of its worker; None where it says nothing, as when the client left early.
-
-    4xx is the client's own doing, 429 and 503 are back-pressure, and 501 says what a server cannot do.
-    """
-    if isinstance(attempt.error, WorkerUnreachable) and attempt.error.refused:
-        return Sign.REFUSED
-    if isinstance(attempt.error, WorkerFault):
-        return Sign.FAILED
-    if attempt.status is None:
-        return None
-    if attempt.status in (429, 503):
-        return Sign.BUSY
-    return Sign.FAILED if attempt.status >= 500 and attempt.status != 501 else Sign.ANSWERED

@@ -111,7 +111,7 @@ class HealthRecord:
         if sign is Sign.BUSY:
             return Verdict.STAY
         if sign is Sign.ANSWERED:
-            self._serve(ended_at)
+            self.serve(ended_at)
             return Verdict.BACK if state is WorkerState.STARTING else Verdict.STAY
         if ended_at < self.answered_at:
             return Verdict.STAY
@@ -120,10 +120,12 @@ class HealthRecord:
         self.request_failures += 1
         return Verdict.OUT if self.on_trial or self.request_failures >= limits.max_failures else Verdict.STAY
 
-    def _serve(self, at: float) -> None:
+    def serve(self, at: float) -> None:
+        """A request was answered well at this time."""
         self.has_answered, self.on_trial = True, False
         self.probe_failures = self.request_failures = self.vain = 0
-        self.answered_at = max(self.answered_at, at)
+        if at > self.answered_at:
+            self.answered_at = at
 
     # --------------------------------------------------------------------------------------------------- in and out
     def leave(self, *, is_refusing: bool) -> None:

@@ -6,15 +6,19 @@ import asyncio
 import logging
 from collections import Counter
 
-from router_core import Router, StateKey, Worker, WorkerState
+from router_core import Attempt, Exchange, Router, StateKey, Worker, WorkerState
 from router_health.pool import Member, may_eject
 from router_health.probe import ProbePath, Prober
 from router_health.record import HealthRecord, Limits, Sign, Verdict
+from router_health.traffic import sign_of
 
 log = logging.getLogger("router_health")
 
 RECORD = StateKey[HealthRecord]("health record")
 PATH = StateKey[ProbePath]("health probe path")
+LEARNT = StateKey[int]("attempts that health knows of")
+
+ANSWERED, STARTING = Sign.ANSWERED, WorkerState.STARTING
 
 
 class Watch:
@@ -87,12 +91,43 @@ class Watch:
         self._act(worker, record, verdict, sign, reason)
 
     # --------------------------------------------------------------------------------------------------------- traffic
-    def learn(self, worker: Worker, generation: int, sign: Sign, reason: str, ended_at: float) -> None:
-        """Takes in how a request at a worker ended; of an older generation it says nothing."""
-        if self._router.workers.is_current(worker, generation):
-            record = self._record(worker)
-            verdict = record.after_request(sign, worker.state, self._limits, ended_at)
-            self._act(worker, record, verdict, sign, reason)
+    def learn_all(self, exchange: Exchange) -> None:
+        """Takes in how an exchange's attempts ended, each once."""
+        attempts = exchange.attempts
+        if len(attempts) == 1 and self._sees_service(attempts[0]):
+            return  # as nearly always; to see that twice changes nothing
+        known = exchange.state.get(LEARNT, 0)
+        for attempt in attempts[known:]:
+            if attempt.outcome is None:
+                break
+            known += 1
+            self._learn(attempt)
+        exchange.state[LEARNT] = known
+
+    def _sees_service(self, attempt: Attempt) -> bool:
+        """Takes in a good answer of a worker that is known to be up; False where there is more to be thought of."""
+        worker = attempt.worker
+        record = worker.state_of.get(RECORD)
+        if (
+            record is None
+            or attempt.outcome is None
+            or sign_of(attempt) is not ANSWERED
+            or not attempt.generation == worker.generation == record.generation
+            or worker.state is STARTING
+        ):
+            return False
+        record.serve(attempt.ended_at or 0.0)
+        return True
+
+    def _learn(self, attempt: Attempt) -> None:
+        """Of an older generation it says nothing."""
+        sign, worker = sign_of(attempt), attempt.worker
+        if sign is None or not self._router.workers.is_current(worker, attempt.generation):
+            return
+        record = self._record(worker)
+        reason = f"a request was answered {attempt.status}" if attempt.error is None else str(attempt.error)
+        verdict = record.after_request(sign, worker.state, self._limits, attempt.ended_at or 0.0)
+        self._act(worker, record, verdict, sign, reason)
 
     @property
     def has_trials(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router_core import PluginSettings, Scores, Worker, hookimpl
+from router_core import Exchange, PluginSettings, Scores, Worker, hookimpl
 
 
 class LeastInflight:
@@ -20,5 +20,5 @@ class LeastInflight:
         pass
 
     @hookimpl
-    def score_workers(self, workers: Sequence[Worker]) -> Scores:
+    def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores:
         return {worker: 1.0 / (1 + worker.inflight) for worker in workers}

@@ -79,7 +79,7 @@ def take_snapshot(
                 weight_version=worker.weight_version or "",
                 state=worker.state,
                 inflight=worker.own_inflight,
-                attempts=dict(told.attempts) if told is not None else {},
+                attempts=told.attempts.by_kind() if told is not None else {},
                 first_byte=told.first_byte.copy() if told is not None and with_histograms else None,
                 upstream=told.upstream.copy() if told is not None and with_histograms else None,
             )
@@ -90,7 +90,7 @@ def take_snapshot(
     )
     return Snapshot(
         workers=shots,
-        outcomes=dict(tally.outcomes),
+        outcomes=tally.outcomes.by_kind(),
         codes=dict(tally.codes),
         request=tally.request.copy(),
         queue=tally.queue.copy(),

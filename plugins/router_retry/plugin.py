@@ -23,7 +23,7 @@ from router_retry.verdict import Tries, Why
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS_HEADER = "x-router-attempts"
+ATTEMPTS_HEADER = b"x-router-attempts"
 
 
 class Retry:
@@ -55,12 +55,12 @@ class Retry:
     @hookimpl
     async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
         settings: Retry.Settings = exchange.settings(self)
-        if settings.retry_suspects or settings.retry_statuses:
+        statuses = settings.retry_statuses
+        if statuses or settings.retry_suspects:
             await _keep_body(exchange, settings.max_body_bytes)
-        tries = Tries(settings.max_attempts, settings.retry_suspects)
+        tries: Tries | None = None  # as long as nothing fails there is nothing to remember
         failure: WorkerFault | None = None
         while True:
-            tries.made += 1
             try:
                 answer = await call_next(exchange)
             except NoWorker:
@@ -68,17 +68,21 @@ class Retry:
                     raise
                 raise failure from None
             except WorkerFault as error:
+                tries = _one_more(tries, settings)
                 self._go_on(exchange, tries, error)
                 failure = error
                 continue
-            if answer.status not in settings.retry_statuses or not self._may_drop(exchange, tries):
+            if not statuses or answer.status not in statuses:
+                return answer
+            tries = _one_more(tries, settings)
+            if not self._may_drop(exchange, tries):
                 return answer
             await answer.aclose()
 
     @hookimpl
     async def response_start(self, exchange: Exchange, answer: Answer) -> None:
         if exchange.attempts:
-            answer.headers.set(ATTEMPTS_HEADER, str(len(exchange.attempts)))
+            answer.headers.set_raw(ATTEMPTS_HEADER, b"%d" % len(exchange.attempts))
 
     @hookimpl
     def metrics(self) -> str:
@@ -134,6 +138,12 @@ class Retry:
             exchange.excluded_workers.update(
                 worker for worker in self._router.workers if worker.base_url == failed.base_url
             )
+
+
+def _one_more(tries: Tries | None, settings: Retry.Settings) -> Tries:
+    tries = tries or Tries(settings.max_attempts, settings.retry_suspects)
+    tries.made += 1
+    return tries
 
 
 async def _keep_body(exchange: Exchange, max_bytes: int) -> None:

@@ -30,7 +30,7 @@ class Gate:
         return inflight > least + self.absolute and inflight > least * self.relative
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Place:
     """A worker, how good it is, and why it is not the session's own: ``stays``, ``lost`` or ``overloaded``."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
@@ -16,7 +15,6 @@ from router_core import (
     Identity,
     Outcome,
     PluginSettings,
-    Reject,
     Router,
     Scores,
     Session,
@@ -28,38 +26,9 @@ from router_core import (
 )
 from router_session_affinity.place import Gate, place, place_by_hash
 from router_session_affinity.ring import HashRing
+from router_session_affinity.rules import GROUP, GROUP_HEADER, SESSION, Affinity, Key, Rules
 from router_session_affinity.table import SessionTable, Turn
-from router_session_affinity.wish import (
-    RANK,
-    WORKER,
-    Pin,
-    Wish,
-    pinned_workers,
-    read_boolean,
-    read_wish,
-)
-
-GROUP_HEADER = "x-prompt-id"
-SESSION, GROUP = "session", "group"
-
-TOLD = (WORKER.encode(), RANK.encode())
-
-Key = tuple[str, str]
-
-
-@dataclass(slots=True)
-class Affinity:
-    """What one exchange asks for, and its turn once a worker was looked for."""
-
-    wish: Wish
-    key: Key | None
-    """None: nothing keeps it anywhere."""
-    mode: Literal["sticky", "hash"]
-    gate: Gate
-    turn: Turn[Worker] | None = None
-    why: str = "stays"
-    """Why the newest choice was made."""
-
+from router_session_affinity.wish import Pin, pinned_workers, read_boolean, tell_worker
 
 AFFINITY = StateKey[Affinity]("session affinity")
 
@@ -101,8 +70,8 @@ class SessionAffinity:
         self._table: SessionTable[Worker] = SessionTable(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions)
         self._ring = HashRing(settings.virtual_nodes)
         self._on_ring: dict[str, Worker] = {}
-        self._gates: dict[int, Gate] = {}
-        """The gate of each settings object: of the process and of profiles."""
+        self._rules: dict[int, Rules] = {}
+        """Those of each settings object: of the process and of profiles."""
         self._moves: Counter[str] = Counter()
         self._router: Router
 
@@ -167,17 +136,14 @@ class SessionAffinity:
 
     @hookimpl
     async def request_start(self, exchange: Exchange) -> None:
-        settings: SessionAffinity.Settings = exchange.settings(self)
-        wish = read_wish(exchange.request.headers, pins_are_hard=settings.hard_pins)
-        key = None if wish.is_sticky is False else self._key(exchange, settings, wish)
-        if key is None and wish.pin is None:
-            return  # nothing keeps it anywhere
-        mode = "sticky" if wish.is_sticky else settings.mode
-        exchange.state[AFFINITY] = Affinity(wish, key, mode, self._gate(settings))
+        affinity = self._rules_of(exchange.settings(self)).read(exchange)
+        if affinity is not None:
+            exchange.state[AFFINITY] = affinity
 
     @hookimpl
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Sequence[Worker] | None:
-        pin = _pin_of(exchange)
+        affinity = exchange.state.get(AFFINITY)
+        pin = affinity.pin_of(exchange) if affinity is not None else None
         if pin is None or not pin.is_hard:
             return None
         pinned = self._pinned(pin)
@@ -191,9 +157,11 @@ class SessionAffinity:
     @hookimpl
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:
         affinity = exchange.state.get(AFFINITY)
-        if affinity is None or affinity.key is None or self._pinned_among(exchange, workers):
+        if affinity is None or affinity.key is None:
             return None
-        if affinity.mode == "hash":
+        if affinity.pin is not None and self._pinned_among(affinity, exchange, workers):
+            return None
+        if affinity.is_hashed:
             found = place_by_hash(affinity.key[1], workers, affinity.gate, self._ring, self._on_ring)
         else:
             turn = self._turn(affinity, affinity.key)
@@ -204,22 +172,23 @@ class SessionAffinity:
 
     @hookimpl
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
-        pinned = self._pinned_among(exchange, workers)
-        return min(pinned, key=lambda worker: (-scores[worker], worker.last_pick)) if pinned else None
+        affinity = exchange.state.get(AFFINITY)
+        if affinity is None or affinity.pin is None:
+            return None
+        if not (pinned := self._pinned_among(affinity, exchange, workers)):
+            return None
+        return min(pinned, key=lambda worker: (-scores[worker], worker.last_pick))
 
     @hookimpl
     async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
         affinity = exchange.state.get(AFFINITY)
-        if affinity is not None and affinity.key is not None and affinity.mode == "sticky":
+        if affinity is not None and affinity.key is not None and not affinity.is_hashed:
             self._table.reserve(self._turn(affinity, affinity.key), attempt.worker)
 
     @hookimpl
     async def response_start(self, exchange: Exchange, answer: Answer) -> None:
-        if exchange.worker is not None and answer.error_code is None:
-            fields = answer.headers.raw
-            fields[:] = [field for field in fields if field[0] not in TOLD]
-            fields.append((TOLD[0], exchange.worker.base_id.encode()))
-            fields.append((TOLD[1], b"%d" % (exchange.worker.dp_rank or 0)))
+        if exchange.attempts and answer.error_code is None:
+            tell_worker(exchange.attempts[-1].worker, answer.headers)
 
     @hookimpl
     def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
@@ -238,31 +207,18 @@ class SessionAffinity:
                 self._router.session_moved(affinity.key[1], old, worker)
 
     # ----------------------------------------------------------------------------------------------------- the pieces
-    def _gate(self, settings: Settings) -> Gate:
-        gate = self._gates.get(id(settings))
-        if gate is None:
-            gate = self._gates[id(settings)] = Gate(settings.overload_absolute, settings.overload_relative)
-        return gate
-
-    def _key(self, exchange: Exchange, settings: Settings, wish: Wish) -> Key | None:
-        """What this request is kept together by. Raises Reject (400) for a key that is too long."""
-        kind: str = settings.key
-        if kind == "none":
-            if not wish.is_sticky:
-                return None
-            kind = SESSION
-        key = exchange.session_id if kind == SESSION else exchange.identity.group
-        if not key:
-            return None
-        if len(key) > settings.max_key_characters:
-            where = GROUP_HEADER if kind == GROUP else self._session_header(exchange)
-            message = f"{len(key)} characters of a {kind}'s id, at most {settings.max_key_characters} are kept"
-            raise Reject(400, "key_too_long", f"{message} (plugins.session_affinity.max_key_characters)", where)
-        return kind, key
-
-    def _session_header(self, exchange: Exchange) -> str:
-        headers = exchange.request.headers
-        return next((name for name in self._router.settings.session_headers if name in headers), "session_id")
+    def _rules_of(self, settings: Settings) -> Rules:
+        rules = self._rules.get(id(settings))
+        if rules is None:
+            rules = self._rules[id(settings)] = Rules(
+                settings.key,
+                Gate(settings.overload_absolute, settings.overload_relative),
+                is_hashed=settings.mode == "hash",
+                hard_pins=settings.hard_pins,
+                max_key_characters=settings.max_key_characters,
+                session_headers=self._router.settings.session_headers,
+            )
+        return rules
 
     def _turn(self, affinity: Affinity, key: Key) -> Turn[Worker]:
         if affinity.turn is None:
@@ -273,21 +229,14 @@ class SessionAffinity:
         """The registered workers that a pin names, whatever their state."""
         return pinned_workers(pin, self._router.workers.find(pin.name))
 
-    def _pinned_among(self, exchange: Exchange, workers: Sequence[Worker]) -> list[Worker]:
-        pin = _pin_of(exchange)
+    def _pinned_among(self, affinity: Affinity, exchange: Exchange, workers: Sequence[Worker]) -> list[Worker]:
+        pin = affinity.pin_of(exchange)
         return [] if pin is None else [worker for worker in self._pinned(pin) if worker in workers]
-
-
-def _pin_of(exchange: Exchange) -> Pin | None:
-    """The pin that holds for the next attempt."""
-    affinity = exchange.state.get(AFFINITY)
-    pin = affinity.wish.pin if affinity is not None else None
-    return None if pin is None or (pin.is_once and exchange.attempts) else pin
 
 
 def _reason(affinity: Affinity) -> str:
     """Why a session moved: its request said so, its worker was out or overloaded, or other plugins wanted it."""
-    if affinity.wish.pin is not None:
+    if affinity.pin is not None:
         return "pinned"
     return "outvoted" if affinity.why == "stays" else affinity.why
 

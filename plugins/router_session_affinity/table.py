@@ -16,7 +16,7 @@ W = TypeVar("W", bound=Hashable)
 class Entry(Generic[W]):
     """One session."""
 
-    __slots__ = ("bound", "bound_turn", "moves", "reserved", "running", "used_at")
+    __slots__ = ("bound", "bound_turn", "is_forgotten", "moves", "reserved", "running", "used_at")
 
     def __init__(self, used_at: float) -> None:
         self.bound: W | None = None
@@ -28,6 +28,7 @@ class Entry(Generic[W]):
         self.running = 0
         self.used_at = used_at
         self.moves = 0
+        self.is_forgotten = False
 
     @property
     def worker(self) -> W | None:
@@ -87,8 +88,9 @@ class SessionTable(Generic[W]):
 
     def reserve(self, turn: Turn[W], worker: W) -> None:
         """The turn goes to this worker; later turns of the session follow it."""
-        if self._is_current(turn):
-            self._put(turn.entry, turn.entry.bound, None if worker == turn.entry.bound else worker)
+        entry = turn.entry
+        if not entry.is_forgotten:
+            self._put(entry, entry.bound, None if worker == entry.bound else worker)
 
     def succeed(self, turn: Turn[W], worker: W, now: float) -> W | None:
         """The turn was answered by this worker: the session is bound to it. Returns the old worker if it moved.
@@ -97,7 +99,7 @@ class SessionTable(Generic[W]):
         """
         entry = turn.entry
         entry.running -= 1
-        if not self._is_current(turn):
+        if entry.is_forgotten:
             return None
         self._touch(turn.key, entry, now)
         old: W | None = None
@@ -114,7 +116,7 @@ class SessionTable(Generic[W]):
         """The turn had no good answer: what was reserved for it is free, and a session without any is forgotten."""
         entry = turn.entry
         entry.running -= 1
-        if not self._is_current(turn):
+        if entry.is_forgotten:
             return
         self._touch(turn.key, entry, now)
         if entry.running:
@@ -144,20 +146,19 @@ class SessionTable(Generic[W]):
                 self.expired += 1
 
     def _drop(self, key: Hashable) -> None:
-        self._put(self._entries.pop(key), None, None)
+        entry = self._entries.pop(key)
+        entry.is_forgotten = True
+        self._put(entry, None, None)
 
     def _touch(self, key: Hashable, entry: Entry[W], now: float) -> None:
         entry.used_at = now
         self._entries.move_to_end(key)
 
-    def _is_current(self, turn: Turn[W]) -> bool:
-        return self._entries.get(turn.key) is turn.entry
-
     def _put(self, entry: Entry[W], bound: W | None, reserved: W | None) -> None:
-        old = entry.worker
+        old = entry.bound if entry.reserved is None else entry.reserved
+        new = bound if reserved is None else reserved
         entry.bound, entry.reserved = bound, reserved
-        new = entry.worker
-        if old == new:
+        if old is new or old == new:
             return
         if old is not None:
             self._count[old] -= 1

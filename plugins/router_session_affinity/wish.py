@@ -11,6 +11,7 @@ from router_core import Headers, Reject, Worker
 WORKER, RANK = "x-base-worker-id", "x-target-dp-rank"
 ONCE, HARD, STICKY = "x-force-pin-once", "x-hard-pin", "x-is-sticky"
 _NAMES = {name.encode(): name for name in (WORKER, RANK, ONCE, HARD, STICKY)}
+_TOLD = (WORKER.encode(), RANK.encode())
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _WORKER_NAME = re.compile(r"^[\x21-\x7e]{1,2048}$")
 _RANK_NUMBER = re.compile(r"^\d{1,6}$")
@@ -46,12 +47,15 @@ NO_WISH = Wish()
 
 def read_wish(headers: Headers, *, pins_are_hard: bool) -> Wish:
     """Reads the headers of a request. Raises Reject (400) naming the one that is wrong."""
+    for field, _ in headers.raw:
+        if field in _NAMES:
+            break
+    else:
+        return NO_WISH  # as most often
     found: dict[str, str] = {}
     for field, value in headers.raw:
         if field in _NAMES:
             found.setdefault(_NAMES[field], value.decode("latin-1").strip())
-    if not found:
-        return NO_WISH
     sticky = found.get(STICKY)
     return Wish(_read_pin(found, pins_are_hard), None if sticky is None else read_boolean(STICKY, sticky))
 
@@ -83,3 +87,14 @@ def _read_pin(found: dict[str, str], pins_are_hard: bool) -> Pin | None:
 def pinned_workers(pin: Pin, found: Sequence[Worker]) -> list[Worker]:
     """Those of the workers found by its name that have its rank; a worker without rank counts as rank 0."""
     return [worker for worker in found if pin.rank is None or (worker.dp_rank or 0) == pin.rank]
+
+
+def tell_worker(worker: Worker, headers: Headers) -> None:
+    """Says in an answer where it came from, in the words of a pin; whatever the worker itself said there goes."""
+    fields = headers.raw
+    for field, _ in fields:
+        if field in _TOLD:
+            fields[:] = [pair for pair in fields if pair[0] not in _TOLD]
+            break
+    fields.append((_TOLD[0], worker.base_id.encode()))
+    fields.append((_TOLD[1], b"%d" % (worker.dp_rank or 0)))

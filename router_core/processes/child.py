@@ -3,82 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import itertools
 import logging
 import secrets
-import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import uvloop
 
 from router_core.app import Application
-from router_core.errors import ConfigError, Reject
-from router_core.generation import Generation
+from router_core.errors import ConfigError
+from router_core.processes.asking import Asking
+from router_core.processes.child_server import ChildServer
 from router_core.processes.counts import CountedWorker, Counts
 from router_core.processes.forward import Forwarder
+from router_core.processes.handing import Handing
+from router_core.processes.link import Link, read_first
 from router_core.processes.messages import (
-    Abandon,
-    Ask,
     Closed,
-    Commit,
     Failed,
-    Fault,
     Go,
-    Handed,
-    HandOver,
     Hello,
-    Link,
     Listen,
     Opened,
     Peers,
-    Prepare,
-    Ran,
+    Ping,
+    Pong,
     Ready,
-    Refused,
-    Reload,
-    RouteCall,
     Run,
     Setup,
     Started,
     Stop,
-    Tell,
     Told,
-    read_first,
 )
+from router_core.processes.orphan import watch_supervisor
 from router_core.processes.ownership import Owners
 from router_core.processes.peer_server import PeerServer
-from router_core.processes.snapshot import adopt, take_snapshot
+from router_core.processes.running import Running
+from router_core.processes.snapshot import adopt
 from router_core.processes.switch import Switch
-from router_core.server import GC_THRESHOLDS, Listeners, Server, set_up_logging
-from router_core.settings import RouterSettings
+from router_core.server import Listeners, set_up_logging
 from router_core.types import Session
 
 log = logging.getLogger("router_core")
 
 LOOK_AGAIN_S = 0.02
 """Seconds after which held requests learn that there is room for them because of what another process did."""
-
-
-class ChildServer(Server):
-    """The server of one of several processes: the supervisor says when it ends, and publishes the port."""
-
-    def _publish(self, settings: RouterSettings) -> None:
-        gc.collect()
-        gc.freeze()  # what lives until the end need not be looked at again and again
-        gc.set_threshold(*GC_THRESHOLDS)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal: the supervisor has them too
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda number, frame: self.handle_exit(number, frame))
-        yield
 
 
 class Child:
@@ -89,16 +61,14 @@ class Child:
         self._link = link
         self._application = application
         self._owners = Owners(setup.processes, setup.slot)
-        self._asked: dict[int, asyncio.Future[Mapping[int, Any]]] = {}
-        self._ids = itertools.count()
+        self._asking = Asking(link)
         self._is_started = asyncio.Event()
         self._may_listen = asyncio.Event()
-        self._prepared: Generation | None = None
-        self._running: set[asyncio.Task[None]] = set()
         self._forwarder = Forwarder(setup.secret)
         self._address = f"\0router-core-{secrets.token_hex(8)}"
         """No file: it is gone with the process."""
         self._switch: Switch
+        self._running: Running
         self._peer_server: PeerServer
         self._server: ChildServer
         self._states: Mapping[str, Any] = {}
@@ -141,21 +111,24 @@ class Child:
         sessions = application.sessions
         sessions.new_id, sessions.is_ours = self._owners.new_id, self._owners.is_ours
         sessions.on_open, sessions.on_end = self._opened, lambda session: self._link.send(Closed(session.id))
-        application.tell, application.reload_all = self._tell, self._reload
+        application.tell, application.reload_all = self._asking.tell, self._asking.reload
         self._switch = Switch(
             application.app,
             application.front,
             self._owners,
             self._forwarder,
             session_headers=settings.session_headers,
-            ask=self._ask,
+            ask=self._asking.ask,
             before_listening=self._before_listening,
             lost=go.lost,
         )
         application.app = self._switch
         data = socket.socket(fileno=setup.data_fd)
         admin = socket.socket(fileno=setup.admin_fd) if setup.admin_fd is not None else None
-        self._server = ChildServer(application, Listeners(data, admin))
+        giving = [socket.socket(fileno=fd) for fd in setup.giving_fds]
+        handing = Handing(socket.socket(fileno=setup.taking_fd), giving, self._switch.other_owner)
+        self._server = ChildServer(application, Listeners(data, admin), handing)
+        self._running = Running(setup.slot, application, self._switch, self._link, stop=self._server.stop)
         self._peer_server = PeerServer(self._switch.from_peer, setup.secret, self._server.server_state.tasks)
 
     async def _before_listening(self) -> None:
@@ -179,11 +152,12 @@ class Child:
                 message = await self._link.receive()
                 if isinstance(message, Run):
                     await self._is_started.wait()
-                    self._start(message)
+                    self._running.start(message)
                     await asyncio.sleep(0)  # up to its first wait before the next one
                 elif isinstance(message, Told):
-                    if (future := self._asked.pop(message.id, None)) is not None and not future.done():
-                        future.set_result(message.answers)
+                    self._asking.take(message)
+                elif isinstance(message, Ping):
+                    self._link.send(Pong())
                 elif isinstance(message, Peers):
                     self._forwarder.peers = message.addresses
                 elif isinstance(message, Listen):
@@ -197,68 +171,7 @@ class Child:
     def _end(self) -> None:
         self._may_listen.set()
         self._server.stop()
-        for future in self._asked.values():
-            if not future.done():
-                future.set_exception(Reject(503, "shutting_down", "the router is stopping", retry_after_s=1))
-
-    def _start(self, message: Run) -> None:
-        task = asyncio.create_task(self._run(message), name=f"run {message.serial}")
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-
-    async def _run(self, message: Run) -> None:
-        try:
-            answer = await self._answer(message.what)
-        except Reject as refusal:
-            answer = Refused(refusal.status, refusal.code, refusal.message, refusal.param)
-        except Exception as error:
-            log.exception("process %d could not run %.200r", self._setup.slot, message.what)
-            answer = Fault(repr(error))
-        self._link.send(Ran(message.serial, answer))
-
-    async def _answer(self, what: Any) -> Any:
-        application = self._application
-        if isinstance(what, RouteCall):
-            return await self._switch.run(what)
-        if isinstance(what, Tell):
-            return await application.outside.told(what.plugin, what.message)
-        if isinstance(what, HandOver):
-            return Handed(take_snapshot(application.workers), application.outside.hand_over())
-        if isinstance(what, Prepare):
-            self._prepared = await application.prepare(lambda: what.config)
-            return None
-        prepared, self._prepared = self._prepared, None
-        if isinstance(what, Commit):
-            if prepared is None:
-                log.error("process %d did not follow a reload: it is replaced", self._setup.slot)
-                self._server.stop()
-                return None
-            return application.commit(prepared)
-        if isinstance(what, Abandon):
-            if prepared is not None:
-                await application.abandon(prepared)
-            return None
-        raise TypeError(f"nobody runs {what!r}")
-
-    # ---------------------------------------------------------------------------------------------- to the supervisor
-    async def _ask(self, what: Any) -> Mapping[int, Any]:
-        number = next(self._ids)
-        future: asyncio.Future[Mapping[int, Any]] = asyncio.get_running_loop().create_future()
-        self._asked[number] = future
-        self._link.send(Ask(number, what))
-        try:
-            return await future
-        finally:
-            self._asked.pop(number, None)
-
-    async def _tell(self, plugin: str, message: Any) -> list[Any]:
-        answers = await self._ask(Tell(plugin, message))
-        return [_checked(answers[slot]) for slot in sorted(answers)]
-
-    async def _reload(self) -> dict[str, Any]:
-        answers = await self._ask(Reload())
-        told: dict[str, Any] = _checked(answers[0])
-        return told
+        self._asking.end()
 
     async def _look_again(self) -> None:
         """Who is held here tries again now and then: another process may have made room.
@@ -272,14 +185,6 @@ class Child:
                 holds.wake_for_workers()
 
 
-def _checked(answer: Any) -> Any:
-    if isinstance(answer, Refused):
-        raise Reject(answer.status, answer.code, answer.message, answer.param)
-    if isinstance(answer, Fault):
-        raise RuntimeError(f"another process failed: {answer.message}")
-    return answer
-
-
 def main(fd: int) -> int:
     """Builds the router as the supervisor says, and runs it."""
     end = socket.socket(fileno=fd)
@@ -287,6 +192,7 @@ def main(fd: int) -> int:
         setup: Setup = read_first(end)
     except EOFError:
         return 1
+    watch_supervisor(end, setup.config.router)
     set_up_logging(setup.config.router.log_level, f"[{setup.slot}] ")
     sys.path.insert(0, "")  # middleware paths may name modules of the working directory
     counts = Counts(setup.counts_fd, setup.processes, setup.slot)

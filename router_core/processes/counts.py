@@ -13,7 +13,6 @@ import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from router_core.types import Worker
 
@@ -79,13 +78,25 @@ def _size(slots: int) -> int:
 class CountedWorker(Worker):
     """A worker whose `inflight` is that of all processes."""
 
-    __slots__ = ("_cell", "_counts", "_own")
+    __slots__ = ("_cell", "_counts")
 
-    def __init__(self, counts: Counts, **fields: Any) -> None:
+    def __init__(
+        self,
+        counts: Counts,
+        *,
+        id: str,
+        base_id: str,
+        url: str,
+        key: str,
+        base_url: str,
+        dp_rank: int | None,
+        generation: int,
+    ) -> None:
         self._counts = counts
-        self._own = 0
-        self._cell = counts.cell(fields["key"])
-        super().__init__(**fields)
+        self._cell = counts.cell(key)
+        super().__init__(  # by name: compiled, `**fields` would be taken for the first one
+            id=id, base_id=base_id, url=url, key=key, base_url=base_url, dp_rank=dp_rank, generation=generation
+        )
 
     @property
     def inflight(self) -> int:
@@ -95,16 +106,7 @@ class CountedWorker(Worker):
                 total += row[cell]
         return total
 
-    @inflight.setter
-    def inflight(self, value: int) -> None:
-        if value:
-            raise TypeError("the count of all processes cannot be set")
-
-    @property
-    def own_inflight(self) -> int:
-        return self._own
-
     def count(self, change: int) -> None:
-        self._own += change
+        super().count(change)
         if self._cell is not None:
             self._counts.own[self._cell] += change

@@ -31,6 +31,10 @@ class Forwarder:
         self._idle: dict[str, deque[_Connection]] = {}
         self.peers: Sequence[str | None] = ()
 
+    def is_there(self, slot: int) -> bool:
+        """Whether the process runs, as far as anybody knows."""
+        return self.peers[slot] is not None
+
     async def forward(self, scope: Scope, receive: Receive, send: Send, slot: int) -> None:
         """Gives the request to the process ``slot``."""
         first = await receive()

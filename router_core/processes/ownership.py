@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from functools import lru_cache
 
 
 class Owners:
@@ -14,8 +15,7 @@ class Owners:
         self.slot = slot
 
     def slot_of(self, session_id: str) -> int:
-        digest = hashlib.blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return int.from_bytes(digest) % self._processes
+        return _hash_of(session_id) % self._processes
 
     def is_ours(self, session_id: str) -> bool:
         return self.slot_of(session_id) == self.slot
@@ -25,3 +25,9 @@ class Owners:
         while not self.is_ours(session_id := uuid.uuid4().hex):
             pass
         return session_id
+
+
+@lru_cache(maxsize=1 << 14)  # it is asked twice of each request of a session
+def _hash_of(session_id: str) -> int:
+    digest = hashlib.blake2b(session_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest)

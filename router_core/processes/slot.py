@@ -7,8 +7,11 @@ import socket
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
-from router_core.processes.messages import Link, Run, Setup
+from router_core.processes.handing import make_pair
+from router_core.processes.link import Link
+from router_core.processes.messages import Run, Setup
 from router_core.server import Listeners
 
 MAX_LOST = 100_000
@@ -21,6 +24,8 @@ class Slot:
     def __init__(self, number: int, listeners: Listeners) -> None:
         self.number = number
         self.listeners = listeners
+        self.taking, self.giving = make_pair()
+        """Where its process takes connections that the others hand over."""
         self.process: asyncio.subprocess.Process | None = None
         self.link: Link | None = None
         self.address: str | None = None
@@ -30,6 +35,10 @@ class Slot:
         self.is_in = False
         """Whether its answers are waited for."""
         self.is_ready = False
+        self.silent_beats = 0
+        """Beats of the supervisor since something last came from the process (`heartbeat`)."""
+        self.hung = ""
+        """Why it was killed, if it was for not answering."""
         self.sessions: set[str] = set()
         """The open sessions of this process."""
         self.lost: OrderedDict[str, str] = OrderedDict()
@@ -41,7 +50,7 @@ class Slot:
     async def start(self, setup: Setup) -> None:
         """Starts a process, which says Hello once it is built."""
         ours, theirs = socket.socketpair()
-        fds = [theirs.fileno(), setup.data_fd, setup.counts_fd]
+        fds = [theirs.fileno(), setup.data_fd, setup.counts_fd, setup.taking_fd, *setup.giving_fds]
         if setup.admin_fd is not None:
             fds.append(setup.admin_fd)
         command: Sequence[str] = (sys.executable, "-m", "router_core.processes", str(theirs.fileno()))
@@ -52,10 +61,23 @@ class Slot:
         self.link = Link(ours)
         self.link.send(setup)
 
+    async def receive(self) -> Any:
+        """What the process says next. Raises EOFError once it is gone."""
+        if self.link is None:
+            raise EOFError
+        message = await self.link.receive()
+        self.silent_beats = 0
+        return message
+
     def send(self, message: object) -> None:
         """Says it, unless nobody is there."""
         if self.link is not None:
             self.link.send(message)
+
+    def kill(self) -> None:
+        """Ends the process, if it has not ended."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
 
     def run(self, message: Run) -> None:
         """In its turn: after the state that it waits for, if it does."""
@@ -74,6 +96,7 @@ class Slot:
         if self.link is not None:
             self.link.close()
         self.process = self.link = self.address = None
+        self.silent_beats, self.hung = 0, ""
         self.has_joined = self.is_in = self.is_ready = False
         self.waits_for_state.clear()
         return gone

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-import orjson
-
 from router_core.asgi import ASGIApp, Front, Receive, Scope, Send
 from router_core.errors import Reject
 from router_core.headers import RawHeaders
+from router_core.processes.first_bytes import id_in, session_of
 from router_core.processes.forward import Forwarder, answer
 from router_core.processes.frames import sent_scope
 from router_core.processes.merge import Merge, first_error, merge_plugins, merge_sessions, merge_workers
@@ -129,6 +128,13 @@ class Switch:
                     return value.decode("latin-1")
         return None
 
+    def other_owner(self, data: bytes) -> int | None:
+        """The other process to which a request belongs that begins with these bytes, if one is there to take it."""
+        session_id = session_of(data, self._session_headers)
+        if session_id is None or (slot := self._owners.slot_of(session_id)) == self._owners.slot:
+            return None
+        return slot if self._forwarder.is_there(slot) else None
+
     @staticmethod
     def _session_in_path(scope: Scope, parts: Sequence[bytes]) -> Place:
         if len(parts) == 2:
@@ -170,7 +176,7 @@ class Switch:
         if body is None:
             return
         replay = _Replay(body, receive)
-        session_id = _id_in(body)
+        session_id = id_in(body)
         slot = self._owners.slot if session_id is None else self._owners.slot_of(session_id)
         if slot == self._owners.slot:
             await self._app(scope, replay, send)
@@ -248,13 +254,3 @@ async def _whole_body(receive: Receive) -> bytes | None:
             raise Reject(413, "body_too_large", f"the body is longer than {MAX_BODY_BYTES} bytes")
         if not message.get("more_body", False):
             return b"".join(parts)
-
-
-def _id_in(body: bytes) -> str | None:
-    """The session id that a body names; a body that is wrong is refused by the route."""
-    try:
-        said = orjson.loads(body)
-    except ValueError:
-        return None
-    session_id = said.get("session_id") if isinstance(said, dict) else None
-    return session_id if isinstance(session_id, str) else None

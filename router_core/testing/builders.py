@@ -78,7 +78,8 @@ def build_worker(
     number = next(_serial)
     url = url or f"http://worker-{number}:30000"
     worker = Worker(id=f"w{number}", base_id=f"w{number}", url=url, key=url, base_url=url, dp_rank=None, generation=1)
-    worker.state, worker.inflight, worker.weight_version = state, inflight, weight_version
+    worker.state, worker.weight_version = state, weight_version
+    worker.count(inflight)
     worker.labels = dict(labels or {})
     return worker
 

@@ -81,17 +81,29 @@ class Identity:
         )
 
 
-@dataclass(slots=True)
+NOBODY = Identity()
+
+
 class Decision:
     """One selection: who could have taken the request, why the others were out, and the sums of the scores."""
 
-    candidates: Sequence[Worker] = ()
-    scores: Mapping[Worker, float] | None = None
-    out: Mapping[str, str] | None = None
-    """Worker url -> why it was no candidate."""
-    chosen: Worker | None = None
-    waits_for: Mapping[Worker, str] | None = None
-    """Where nobody was chosen: workers that are out for now, and why; the exchange is held until one may take it."""
+    __slots__ = ("candidates", "chosen", "out", "scores", "waits_for")
+
+    def __init__(
+        self,
+        candidates: Sequence[Worker],
+        scores: Mapping[Worker, float],
+        out: Mapping[str, str],
+        chosen: Worker | None,
+    ) -> None:
+        self.candidates = candidates
+        self.scores = scores
+        self.out = out
+        """Worker url -> why it was no candidate."""
+        self.chosen = chosen
+        self.waits_for: Mapping[Worker, str] | None = None
+        """Where nobody was chosen: workers that are out for now, and why; the exchange is held until one may take it.
+        """
 
 
 class Spawn(Protocol):
@@ -110,6 +122,7 @@ class Exchange:
         "_settings_of",
         "_spawn",
         "abort_was_asked",
+        "attempt_error",
         "attempts",
         "client_host",
         "decision",
@@ -140,7 +153,7 @@ class Exchange:
         """The open session it belongs to, if there is one."""
         self.session_id: str | None = None
         """The session's id from path or header, whether or not such a session was opened."""
-        self.identity = Identity()
+        self.identity = NOBODY
         self.client_host: str | None = None
         self.attempts: list[Attempt] = []
         self.excluded_workers: set[Worker] = set()
@@ -163,6 +176,8 @@ class Exchange:
         """What plugins keep about this exchange."""
         self.abort_was_asked = False
         """Whether somebody asked through the router to abort it at its worker: an answer cut short is then final."""
+        self.attempt_error: BaseException | None = None
+        """What the newest attempt raised: no fault of a plugin that passes it on."""
         self.interruption: RouterError | None = None
         """Why the core stopped the exchange from outside: ClientLeft, or a Reject."""
         self.is_debugged = False

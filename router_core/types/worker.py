@@ -54,6 +54,7 @@ class Worker:
     """
 
     __slots__ = (
+        "_own",
         "api_key",
         "base_id",
         "base_url",
@@ -62,7 +63,6 @@ class Worker:
         "dp_size",
         "generation",
         "id",
-        "inflight",
         "key",
         "labels",
         "last_byte_at",
@@ -101,9 +101,7 @@ class Worker:
         self.state = WorkerState.READY
         self.reason: str | None = None
         """Why the worker is not ready."""
-        self.inflight = 0
-        """Attempts that were sent to it and whose last byte has not passed yet, of all processes together. Counted by
-        the core alone."""
+        self._own = 0
         self.weight_version: str | None = None
         self.cache_epoch = 0
         """Rises whenever its prefix cache is known to be empty: registered again, new weights, flushed."""
@@ -131,13 +129,19 @@ class Worker:
         """What plugins keep about this worker."""
 
     @property
+    def inflight(self) -> int:
+        """Attempts that were sent to it and whose last byte has not passed yet, of all processes together. Counted by
+        the core alone."""
+        return self._own
+
+    @property
     def own_inflight(self) -> int:
         """Of `inflight` those of this process."""
-        return self.inflight
+        return self._own
 
     def count(self, change: int) -> None:
         """For the core: so many attempts more in flight, or fewer."""
-        self.inflight += change
+        self._own += change
 
     @property
     def is_ready(self) -> bool:

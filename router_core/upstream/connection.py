@@ -15,8 +15,9 @@ from typing import Any
 
 import httptools
 
-from router_core.errors import RouterError, WorkerFault, WorkerLost, WorkerProtocolError
+from router_core.errors import RouterError, WorkerLost, WorkerProtocolError
 from router_core.headers import RawHeaders, end_to_end
+from router_core.outbox import Outbox
 from router_core.upstream.interface import Outgoing
 
 HIGH_WATER_BYTES = 256 * 1024
@@ -52,11 +53,13 @@ class Connection(asyncio.Protocol):
         self,
         address: Address,
         loop: asyncio.AbstractEventLoop,
+        outbox: Outbox,
         max_field_bytes: int,
         on_release: Callable[[Connection], None],
     ) -> None:
         self.address = address
         self.loop = loop
+        self._outbox = outbox
         self._on_release = on_release
         self._max_field_bytes = max_field_bytes
         self._max_head_bytes = max(MAX_HEAD_BYTES, 2 * max_field_bytes)
@@ -67,12 +70,19 @@ class Connection(asyncio.Protocol):
         self.can_write.set()
         self._poll = select.poll()
         self._answer: H1Answer | None = None
+        self._unsent = b""
+        """Of a request what is written at the end of this turn: its head, and its body if that is small."""
+        self._on_write: Callable[[], None] | None = None
+        self._has_served = False
         self._parser: Any = httptools.HttpResponseParser(self)
         self._fields: RawHeaders = []
         self._head_bytes = 0
 
-    def start(self, request: Outgoing) -> H1Answer:
-        """Writes a request, or its head and then its body beside the reading of the answer."""
+    def start(self, request: Outgoing, on_write: Callable[[], None]) -> H1Answer:
+        """Writes a request, or its head and then its body beside the reading of the answer.
+
+        ``on_write`` is called right before the first byte is; what it raises is raised by `H1Answer.wait_for_head`.
+        """
         answer = self._answer = H1Answer(self, has_body=request.method != "HEAD")
         self._head_bytes = 0
         address, body, stream = self.address, request.body, request.stream
@@ -89,12 +99,36 @@ class Connection(asyncio.Protocol):
             parts.append(b"transfer-encoding: chunked\r\n\r\n")
         else:
             parts.append(b"content-length: %d\r\n\r\n" % request.length)
-        self.transport.write(b"".join(parts))
-        if body is not None and len(body) >= COPIED_BYTES:
-            self.transport.write(body)
-        if stream is not None:
-            answer.upload_beside(stream, is_chunked=request.length is None)
+        self._unsent = b"".join(parts)
+        self._on_write = on_write
+        if stream is None and len(self._unsent) < 2 * COPIED_BYTES and (body is None or len(body) < COPIED_BYTES):
+            self._outbox.add(self, self.loop)
+            return answer
+        self.flush()
+        if answer.is_sent:
+            if stream is not None:
+                answer.upload_beside(stream, is_chunked=request.length is None)
+            elif body is not None and len(body) >= COPIED_BYTES:
+                self.transport.write(body)
         return answer
+
+    def flush(self) -> None:
+        """Writes the request, if nothing has stopped it meanwhile and the connection is as good as it was."""
+        unsent, on_write, answer = self._unsent, self._on_write, self._answer
+        self._unsent, self._on_write = b"", None
+        if answer is None or on_write is None:
+            return
+        if self._has_served and not self.is_fresh():
+            self.drop()
+            answer.stay_unsent()
+            return
+        try:
+            on_write()
+        except Exception as error:  # noqa: BLE001  # raised where the answer is waited for
+            answer.stop(error)
+            return
+        answer.is_sent = True
+        self.transport.write(unsent)
 
     def is_fresh(self) -> bool:
         """Whether an idle connection is open, and silent: an end, or bytes that nobody asked for, spoil it."""
@@ -103,6 +137,7 @@ class Connection(asyncio.Protocol):
     def release(self, answer: H1Answer) -> None:
         """The exchange ended clean: the connection waits for the next one."""
         self._answer = None
+        self._has_served = True
         if not answer.has_body:  # the parser cannot know, and still waits for a body
             self._parser = httptools.HttpResponseParser(self)
         self.idle_since = self.loop.time()
@@ -110,7 +145,7 @@ class Connection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Closes it at once, whatever is under way."""
-        self._answer = None
+        self._answer = self._on_write = None
         self.transport.abort()
 
     # ------------------------------------------------------------------------------------------------ asyncio.Protocol
@@ -121,8 +156,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Takes in what came; more than can be kept stops the reading of the worker."""
         answer = self._answer
-        if answer is None:
-            self.transport.abort()  # nobody asked
+        if answer is None or self._on_write is not None:
+            self.transport.abort()  # nobody asked, yet
             return
         if not answer.has_head:
             self._head_bytes += len(data)
@@ -152,10 +187,13 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
         self.can_write.set()
-        if self._answer is not None:
-            if error is not None and not self._answer.has_head:
+        answer, is_unsent, self._on_write = self._answer, self._on_write is not None, None
+        if answer is not None and is_unsent and self._has_served:
+            answer.stay_unsent()
+        elif answer is not None:
+            if error is not None and not answer.has_head:
                 self._read_rest()
-            self._answer.lose(error)
+            answer.lose(error)
         self._parser = None  # which holds on to this connection
 
     def _read_rest(self) -> None:
@@ -226,6 +264,7 @@ class H1Answer:
         "headers",
         "is_clean",
         "is_paused",
+        "is_sent",
         "is_whole",
         "pieces",
         "status",
@@ -245,7 +284,9 @@ class H1Answer:
         """Bytes of ``pieces``."""
         self.is_paused = False
         """Whether its worker is not read, because of them."""
-        self.error: WorkerFault | None = None
+        self.is_sent = False
+        """Whether a byte of the request was written."""
+        self.error: Exception | None = None
         self._connection = connection
         self._ends_by_close = False
         self._is_read = False
@@ -278,15 +319,21 @@ class H1Answer:
             self.wake()
 
     # ------------------------------------------------------------------------------------------------------ the answer
-    async def wait_for_head(self) -> None:
-        """Waits for the final head; an upload that fails ends the wait. Raises WorkerLost, WorkerProtocolError."""
+    async def wait_for_head(self) -> bool:
+        """Waits for the final head; an upload that fails ends the wait. Raises WorkerLost, WorkerProtocolError.
+
+        False: the idle connection had ended, and nothing was written to it.
+        """
         while not self.has_head:
+            if self._is_over:
+                return False
             if self.error is not None:
                 raise self.error
             if self._upload is not None and self._upload.done() and (error := _failure(self._upload)) is not None:
                 raise error
             self._waiter = self._connection.loop.create_future()
             await self._waiter
+        return True
 
     async def read(self) -> bytes:
         """What has come of the body since the last call, ``b""`` once it is whole."""
@@ -344,6 +391,16 @@ class H1Answer:
         self.has_head = True
         self.is_whole = not self.has_body
 
+    def stay_unsent(self) -> None:
+        """The connection had ended before anything was written."""
+        self._is_over = True
+        self.wake()
+
+    def stop(self, error: Exception) -> None:
+        """The request is not to be written."""
+        self.error = error
+        self.wake()
+
     def wake(self) -> None:
         """Something has come."""
         waiter, self._waiter = self._waiter, None
@@ -358,7 +415,9 @@ class H1Answer:
             else:
                 what = str(error) if error is not None else "the worker closed the connection"
                 place = "in the middle of the answer" if self.has_head else "before the answer"
-                self.error = WorkerLost(f"{self._connection.address.base_url}: {what} {place}", request_sent=True)
+                self.error = WorkerLost(
+                    f"{self._connection.address.base_url}: {what} {place}", request_sent=self.is_sent
+                )
         self.wake()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from router_core.deadline import within
 from router_core.errors import WorkerUnreachable
+from router_core.outbox import Outbox
 from router_core.upstream.aiohttp_client import AiohttpUpstream
 from router_core.upstream.connection import Address, Connection
 from router_core.upstream.interface import IDLE_S, Incoming, Outgoing
@@ -26,6 +27,7 @@ class H1Upstream:
         self._connect_timeout_s = connect_timeout_s
         self._max_field_bytes = max_field_bytes
         self._pools: dict[str, Pool] = {}
+        self._outbox = Outbox()
         self._tls = AiohttpUpstream(connect_timeout_s=connect_timeout_s, max_field_bytes=max_field_bytes)
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -35,27 +37,23 @@ class H1Upstream:
             if request.base_url.startswith("https:"):
                 return await self._tls.send(request, on_write)
             pool = self._pool(request.base_url)
-        connection = pool.take()
-        if connection is None:
-            connection = await pool.open(self._connect_timeout_s, self._max_field_bytes)
-        try:
-            on_write()
-            answer = connection.start(request)
-        except BaseException:
-            connection.drop()
-            raise
-        try:
-            await answer.wait_for_head()
-        except BaseException:
-            answer.close()  # with what writes the request's body
-            raise
-        return answer
+        while True:
+            connection = pool.take()
+            if connection is None:
+                connection = await pool.open(self._connect_timeout_s, self._max_field_bytes)
+            answer = connection.start(request, on_write)
+            try:
+                if await answer.wait_for_head():
+                    return answer
+            except BaseException:
+                answer.close()  # with what writes the request's body
+                raise
 
     def _pool(self, base_url: str) -> Pool:
         if len(self._pools) >= MAX_POOLED_WORKERS:
             self._close_idle()
             self._pools.clear()
-        pool = self._pools[base_url] = Pool(base_url)
+        pool = self._pools[base_url] = Pool(base_url, self._outbox)
         if self._sweeper is None:
             self._sweep()
         return pool
@@ -80,19 +78,19 @@ class H1Upstream:
 class Pool:
     """The idle connections of one worker; the one that was used last is taken first."""
 
-    __slots__ = ("_address", "_idle")
+    __slots__ = ("_address", "_idle", "_outbox")
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, outbox: Outbox) -> None:
         self._address = Address(base_url)
+        self._outbox = outbox
         self._idle: deque[Connection] = deque()
 
     def take(self) -> Connection | None:
-        """An idle connection that its worker has not closed meanwhile."""
+        """An idle connection; its worker may have closed it meanwhile (`H1Answer.wait_for_head`)."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_fresh():
+            if not connection.is_lost:
                 return connection
-            connection.drop()
         return None
 
     def expire(self, before: float) -> None:
@@ -121,7 +119,9 @@ class Pool:
         for host in hosts:
             try:
                 _, connection = await loop.create_connection(
-                    lambda: Connection(address, loop, max_field_bytes, self._idle.append), host, address.port
+                    lambda: Connection(address, loop, self._outbox, max_field_bytes, self._idle.append),
+                    host,
+                    address.port,
                 )
             except OSError:
                 if host == hosts[-1]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from router_core.headers import RawHeaders
@@ -12,21 +11,23 @@ IDLE_S = 4.0
 """Seconds an idle connection is kept: SGLang and vLLM close theirs after 5."""
 
 
-@dataclass(slots=True)
 class Outgoing:
     """A request as it goes over the wire to one worker."""
 
-    method: str
-    base_url: str
-    target: bytes
-    """Raw path and query; the path prefix of ``base_url`` is put before it."""
-    headers: RawHeaders
-    """End-to-end fields without Host and framing; both are written by the client."""
-    body: bytes | None
-    """The whole body; None where there is none or it is streamed."""
-    stream: AsyncIterator[bytes] | None = None
-    length: int | None = None
-    """Length of the streamed body in bytes, None for chunked."""
+    __slots__ = ("base_url", "body", "headers", "length", "method", "stream", "target")
+
+    def __init__(self, method: str, base_url: str, target: bytes, headers: RawHeaders, body: bytes | None) -> None:
+        self.method = method
+        self.base_url = base_url
+        self.target = target
+        """Raw path and query; the path prefix of ``base_url`` is put before it."""
+        self.headers = headers
+        """End-to-end fields without Host and framing; both are written by the client."""
+        self.body = body
+        """The whole body; None where there is none or it is streamed."""
+        self.stream: AsyncIterator[bytes] | None = None
+        self.length: int | None = None
+        """Length of the streamed body in bytes, None for chunked."""
 
 
 class Incoming(Protocol):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from router_core.build import build_name
 from router_core.registry import ENTRY_POINTS
 from tests.bench.load.__main__ import parse, play
 from tests.bench.load.bodies import Script, answer_body, event, request_body, written_at_ns
@@ -195,7 +196,8 @@ def test_one_command_writes_figures_and_tables(tmp_path: Path, capsys: pytest.Ca
     )
     record = json.loads(out.with_suffix(".json").read_text())
     assert set(record["scenarios"]["small"]["runs"]) == {"direct", "bare"}
-    assert record["machine"]["python"] in out.with_suffix(".md").read_text()
+    assert record["machine"]["build"] == build_name()
+    assert f"{record['machine']['commit']}, {build_name()};" in out.with_suffix(".md").read_text()
     assert "### Goals" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         parse(["--scenarios", "nonsense"])

@@ -274,7 +274,7 @@ async def test_what_a_plugin_costs_is_reported_for_each_hook_and_for_an_exchange
 
 
 async def test_what_is_inside_of_the_onion_is_not_its_own_cost() -> None:
-    times, inside = HookTimes(Fine), []
+    times, inside = HookTimes(), []
 
     async def call_next(exchange):
         since = time.perf_counter()

@@ -19,7 +19,7 @@ import router_core
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    "errors headers sse splice scan clock deadline tasks urls settings in_use file_limit",
+    "build errors headers outbox sse splice scan clock deadline tasks urls settings in_use file_limit",
     "types strip bodies request_head upload upstream config",
     "hookspecs control dp_rank failures holds inbound sessions workers",
     "timing worker_updates debug asgi_inbound",
@@ -46,7 +46,7 @@ ON_TOP = {
     "reference_engine": set(),
     "demo": {"sse", "reference_engine"},
     "new_plugin": {"errors"},
-    "testing": {"clock", "in_process"},
+    "testing": {"clock", "in_process", "timing"},
 }
 """Packages beside the core that nobody but the command line imports -> what of the core they may use (and the public
 names). ``testing`` starts whole routers, for tests."""

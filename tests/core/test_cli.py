@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from router_core.build import build_name
 from router_core.cli import main
 
 
@@ -30,17 +31,18 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 OK = "ok (plugins were made, not started): "
+BUILD = f"build: {build_name()}"
 
 
 def test_check_says_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "check", "--set", "enabled=health,round_robin") == (
         0,
-        f"{OK}2 made, on: health, round_robin; file: none\n",
+        f"{OK}2 made, on: health, round_robin; file: none; {BUILD}\n",
         "",
     )
-    assert run(capsys, "check", "--set", "enabled=[]") == (0, f"{OK}0 made, on: none; file: none\n", "")
+    assert run(capsys, "check", "--set", "enabled=[]") == (0, f"{OK}0 made, on: none; file: none; {BUILD}\n", "")
     status, out, _ = run(capsys, "check", "--set", "enabled=health", "--enable", "round_robin", "--disable", "health")
-    assert (status, out) == (0, f"{OK}1 made, on: round_robin; file: none\n")
+    assert (status, out) == (0, f"{OK}1 made, on: round_robin; file: none; {BUILD}\n")
 
 
 def test_check_needs_no_port(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +96,7 @@ def test_a_wrong_file_is_named_with_its_key(capsys: pytest.CaptureFixture[str]) 
 
 def test_variables_of_the_environment_hold(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUTER__ENABLED", "round_robin")
-    assert run(capsys, "check")[1] == f"{OK}1 made, on: round_robin; file: none\n"
+    assert run(capsys, "check")[1] == f"{OK}1 made, on: round_robin; file: none; {BUILD}\n"
     monkeypatch.setenv("ROUTER__PROT", "1")
     assert run(capsys, "check")[2].startswith("router-core: environment variable ROUTER__PROT: prot: no such setting")
 
@@ -104,17 +106,17 @@ def test_middleware_paths_are_found_in_the_working_directory(capsys: pytest.Capt
         "from router_core import hookimpl\n\n\nclass MyPlugin:\n    @hookimpl\n    def response_end(self): ...\n"
     )
     arguments = ["check", "--set", "enabled=[]", "--middleware-paths", "mine_of_the_directory:MyPlugin"]
-    assert run(capsys, *arguments) == (0, f"{OK}1 made, on: my_plugin; file: none\n", "")
+    assert run(capsys, *arguments) == (0, f"{OK}1 made, on: my_plugin; file: none; {BUILD}\n", "")
 
 
 def test_a_profile_may_hold_for_the_whole_process(capsys: pytest.CaptureFixture[str]) -> None:
     Path("plugins.toml").write_text(
         'enabled = ["health", "least_inflight"]\n[profiles.turns]\nenable = ["round_robin"]\ndisable = ["health"]\n'
     )
-    assert run(capsys, "check")[1] == f"{OK}3 made, on: health, least_inflight; file: plugins.toml\n"
+    assert run(capsys, "check")[1] == f"{OK}3 made, on: health, least_inflight; file: plugins.toml; {BUILD}\n"
     assert (
         run(capsys, "check", "--profile", "turns")[1]
-        == f"{OK}3 made, on: least_inflight, round_robin; file: plugins.toml\n"
+        == f"{OK}3 made, on: least_inflight, round_robin; file: plugins.toml; {BUILD}\n"
     )
 
 

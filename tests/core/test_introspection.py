@@ -16,6 +16,7 @@ from pydantic import Field, SecretStr
 import router_core
 from router_core import ConfigError, PluginSettings, Router, hookimpl, hookspecs, per_exchange
 from router_core.app import Application
+from router_core.build import build_name
 from router_core.cli import main
 from router_core.config import Config, load
 from router_core.introspection import explain, schema
@@ -56,6 +57,7 @@ async def test_plugins_are_shown_with_everything_but_secrets() -> None:
             await exchange_once(router.port, json={"text": "hi"})
         answer = await exchange_once(router.port, "GET", "/plugins")
     assert b"s3cret" not in answer.body and b"hidden-by" not in answer.body
+    assert answer.json()["build"] == build_name()
     told = {plugin["name"]: plugin for plugin in answer.json()["plugins"]}
     secretive = told["secretive"]
     assert (secretive["order"], secretive["hooks"]) == (2, ["request_start", "startup"])

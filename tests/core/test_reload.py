@@ -42,6 +42,8 @@ class Marks:
             raise ValueError("no such thing")
         if self.mark == "exits":
             sys.exit("not today")
+        if self.mark == "never":
+            await asyncio.Event().wait()
         self.lives.append(f"{self.mark} starts with {len(router.worker_urls)} workers")
         router.spawn(self._until_cancelled(), name="marks")
 
@@ -154,6 +156,22 @@ async def test_a_wrong_configuration_is_refused_and_the_old_one_serves_on(
         config.update(before, plugins={"marks": {"mark": "three"}})
         assert (await reload(router.port)).status == 200
         assert (await exchange_once(router.port, json=ASK)).get("x-mark") == "three"
+
+
+async def test_a_startup_that_never_ends_is_given_up_and_the_next_reload_is_taken(config: dict[str, Any]) -> None:
+    config, lives = tables(config)
+    config["router"]["reload_timeout_s"] = 0.2
+    async with serving(config) as router:
+        config["plugins"] = {"marks": {"mark": "never"}}
+        refused = await reload(router.port)
+        assert (refused.status, refused.get("x-router-error")) == (400, "bad_configuration")
+        told = "plugin 'marks' did not start within 0.2 s (router.reload_timeout_s)"
+        assert told in refused.json()["error"]["message"]
+        assert (await exchange_once(router.port, "GET", "/plugins/marks/mark")).json() == "one"
+        config["plugins"] = {"marks": {"mark": "two"}}
+        assert (await reload(router.port)).status == 200
+        assert (await exchange_once(router.port, "GET", "/plugins/marks/mark")).json() == "two"
+    assert lives[0] == "one starts with 0 workers"
 
 
 async def test_under_load_each_exchange_sees_exactly_one_generation(config: dict[str, Any]) -> None:

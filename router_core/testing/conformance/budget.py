@@ -4,67 +4,30 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from inspect import iscoroutinefunction
+from functools import partial
 from statistics import median
-from time import perf_counter
 from typing import Any
 
-from router_core import Answer, CallNext, Exchange
+from router_core import Exchange
 from router_core.testing.client import RawClient
 from router_core.testing.conformance.passing import bodies
 from router_core.testing.conformance.subject import Subject
+from router_core.timing import timed
 
 EXCHANGES = 40
-ONION = "around_upstream"
 
 
 class HookTimes:
     """Seconds of every call of a plugin's hooks; the onion's without what is inside it."""
 
-    def __init__(self, cls: type[Any]) -> None:
+    def __init__(self) -> None:
         self.of_hook: dict[str, list[float]] = {}
         self.of_exchange: dict[str, float] = defaultdict(float)
         """Exchange id -> seconds in all hooks, as far as they are given the exchange."""
-        self._cls = cls
 
     def timed(self, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """For `Bench.watch`."""
-
-        def plain(*args: Any) -> Any:
-            since = perf_counter()
-            try:
-                return call(*args)
-            finally:
-                self._keep(hook, args, perf_counter() - since)
-
-        async def waited(*args: Any) -> Any:
-            since = perf_counter()
-            try:
-                return await call(*args)
-            finally:
-                self._keep(hook, args, perf_counter() - since)
-
-        async def onion(exchange: Exchange, call_next: CallNext) -> Answer:
-            inside = 0.0
-
-            async def within(passed: Exchange) -> Answer:
-                nonlocal inside
-                since = perf_counter()
-                try:
-                    return await call_next(passed)
-                finally:
-                    inside += perf_counter() - since
-
-            since = perf_counter()
-            try:
-                answer: Answer = await call(exchange, within)
-                return answer
-            finally:
-                self._keep(hook, (exchange,), perf_counter() - since - inside)
-
-        if hook == ONION:
-            return onion
-        return waited if iscoroutinefunction(getattr(self._cls, hook, None)) else plain
+        return timed(hook, call, partial(self._keep, hook))
 
     def _keep(self, hook: str, args: tuple[Any, ...], seconds: float) -> None:
         self.of_hook.setdefault(hook, []).append(seconds)
@@ -74,7 +37,7 @@ class HookTimes:
 
 async def hook_seconds(subject: Subject) -> tuple[dict[str, float], float]:
     """Hook -> median seconds of one call, and the median of what all took of one exchange, over ``EXCHANGES``."""
-    times = HookTimes(subject.cls)
+    times = HookTimes()
     async with subject.bench() as bench:
         bench.watch(times.timed)
         target, body = bodies(subject.engine)[0]

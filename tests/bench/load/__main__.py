@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from router_core.build import build_name
 from tests.bench.load.contenders import ROOT
 from tests.bench.load.goals import goals_table
 from tests.bench.load.measure import WorkerProgram
@@ -69,6 +70,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.release(),
         "commit": commit.stdout.strip(),
+        "build": build_name(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "load": os.getloadavg()[0],
     }
@@ -86,9 +88,9 @@ def say(line: str) -> None:
 
 def report(results: dict[str, Result], options: argparse.Namespace, about: dict[str, Any]) -> str:
     head = (
-        f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, {about['date']}, commit {about['commit']}; "
-        f"the proxy alone on one core; medians of {options.rounds} rounds; load of the machine at the start "
-        f"{about['load']:.1f}"
+        f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, {about['date']}, "
+        f"commit {about['commit']}, {about['build']}; the proxy alone on one core; medians of {options.rounds} rounds; "
+        f"load of the machine at the start {about['load']:.1f}"
     )
     tables = [table(result, options.reference) for result in results.values()]
     return "\n\n".join([head, *tables, "### Goals", goals_table(results)]) + "\n"

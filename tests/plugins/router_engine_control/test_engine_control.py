@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import router_engine_control
 from router_engine_control.plugin import EngineControl
 
 from router_core import WorkerState, hookimpl
@@ -510,7 +511,7 @@ async def test_a_client_key_is_replaced_by_the_workers_own():
 
 
 def test_every_route_is_documented():
-    readme = (Path(__file__).parents[3] / "plugins" / "router_engine_control" / "README.md").read_text(encoding="utf-8")
+    readme = Path(router_engine_control.__file__).with_name("README.md").read_text(encoding="utf-8")
     for route in EngineControl(EngineControl.Settings()).routes():
         name = route.path.removeprefix("/v1") if "lora" in route.path else route.path
         assert name in readme, route.path

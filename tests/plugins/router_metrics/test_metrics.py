@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import router_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from router_core import Reject, hookimpl
@@ -266,7 +267,7 @@ async def test_bad_buckets_are_an_error_at_start_that_names_the_setting(buckets)
 
 
 async def test_every_metric_of_the_page_is_documented(scripted_worker):
-    readmes = (Path(__file__).parents[3] / "plugins").glob("router_*/README.md")
+    readmes = Path(router_metrics.__file__).parents[1].glob("router_*/README.md")
     told = "\n".join(file.read_text(encoding="utf-8") for file in readmes)
     async with running_router([scripted_worker.url], enabled=(*ENABLED, "engine_control")) as router:
         await generate(router)

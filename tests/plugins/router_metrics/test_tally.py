@@ -48,9 +48,9 @@ def test_an_exchange_counts_its_attempts_and_retries():
     lost, ok = OutcomeKind.WORKER_LOST, OutcomeKind.OK
     tally.add(exchange_at(0.0, (at, (6.0, None, lost)), (at, (7.0, 8.0, ok))), Outcome(ok, 200))
     assert tally.retries == 1
-    assert tally.outcomes == {"ok": 1}
+    assert tally.outcomes.by_kind() == {"ok": 1}
     assert tally.codes == {}
-    assert tally.workers[at].attempts == {"worker_lost": 1, "ok": 1}
+    assert tally.workers[at].attempts.by_kind() == {"worker_lost": 1, "ok": 1}
     assert tally.workers[at].first_byte.counts == [1, 0, 0]
     assert tally.workers[at].upstream.counts == [0, 0, 2]
     assert tally.queue.counts == [0, 1, 0]
@@ -64,14 +64,14 @@ def test_an_attempt_that_was_withdrawn_is_no_attempt_and_no_retry():
     exchange.hold_place, exchange.held_s = 1, 6.0
     tally.add(exchange, Outcome(OutcomeKind.OK, 200))
     assert tally.retries == 0
-    assert tally.workers[at].attempts == {"ok": 1}
+    assert tally.workers[at].attempts.by_kind() == {"ok": 1}
     assert tally.queue.seconds == tally.hold.seconds == 6.0
 
 
 def test_an_attempt_whose_client_left_is_told_as_such():
     tally, at = Tally(BOUNDS), worker()
     tally.add(exchange_at(0.0, (at, (0.0, 1.0, OutcomeKind.OK))), Outcome(OutcomeKind.CLIENT_LEFT, None, "client_left"))
-    assert tally.workers[at].attempts == {"client_left": 1}
+    assert tally.workers[at].attempts.by_kind() == {"client_left": 1}
 
 
 def test_a_refused_request_has_a_code_and_no_attempt():
@@ -98,4 +98,4 @@ def test_a_worker_that_is_gone_leaves_nothing_and_late_results_bring_nothing_bac
     tally.forget(at)
     tally.add(exchange, Outcome(OutcomeKind.OK, 200))
     assert tally.workers == {}
-    assert tally.outcomes == {"ok": 2}
+    assert tally.outcomes.by_kind() == {"ok": 2}

@@ -18,7 +18,7 @@ def workers_with(*inflight: int) -> list[Worker]:
     for number, count in enumerate(inflight):
         url = f"http://10.0.0.{number}"
         worker = Worker(id=url, base_id=url, url=url, key=url, base_url=url, dp_rank=None, generation=1)
-        worker.inflight = count
+        worker.count(count)
         workers.append(worker)
     return workers
 

@@ -20,7 +20,7 @@ def workers_with(*inflight: int) -> list[Worker]:
         worker = Worker(
             id=f"w-{number}", base_id=f"w-{number}", url=url, key=url, base_url=url, dp_rank=None, generation=1
         )
-        worker.inflight = count
+        worker.count(count)
         workers.append(worker)
     return workers
 

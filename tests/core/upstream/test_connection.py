@@ -1,0 +1,138 @@
+"""A request waits for the end of the turn before it is written: what may happen to its connection meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from router_core.errors import AttemptWithdrawn, WorkerLost
+from router_core.outbox import Outbox
+from router_core.upstream.connection import Address, Connection
+from router_core.upstream.interface import Outgoing
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+class Transport(asyncio.Transport):
+    def __init__(self, end: socket.socket) -> None:
+        super().__init__({"socket": end})
+        self.written = b""
+        self.is_over = False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.is_over
+
+    def abort(self) -> None:
+        self.is_over = True
+
+
+class Worker:
+    """A connection, its transport, and the far end of its socket."""
+
+    def __init__(self, far: socket.socket, near: socket.socket) -> None:
+        self.far = far
+        self.released: list[Connection] = []
+        self.written_for = 0
+        loop = asyncio.get_running_loop()
+        self.connection = Connection(Address("http://w:1"), loop, Outbox(), 65536, self.released.append)
+        self.transport = Transport(near)
+        self.connection.connection_made(self.transport)
+
+    def begin(self) -> None:
+        self.written_for += 1
+
+    def ask(self) -> Any:
+        return self.connection.start(Outgoing("POST", "http://w:1", b"/generate", [], b"{}"), self.begin)
+
+    async def serve_one(self) -> None:
+        answer = self.ask()
+        await end_of_turn()
+        self.connection.data_received(ANSWER)
+        assert await answer.wait_for_head() is True
+        assert answer.take_whole() == b"ok"
+        assert self.released == [self.connection]
+        self.transport.written = b""
+
+
+@pytest.fixture
+async def worker() -> Any:
+    far, near = socket.socketpair()
+    with far, near:
+        yield Worker(far, near)
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
+    yield
+    assert not recwarn.list
+
+
+async def end_of_turn() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_a_request_leaves_in_one_piece_at_the_end_of_the_turn(worker: Worker) -> None:
+    worker.ask()
+    assert (worker.transport.written, worker.written_for) == (b"", 0)
+    await end_of_turn()
+    assert worker.transport.written == b"POST /generate HTTP/1.1\r\nhost: w:1\r\ncontent-length: 2\r\n\r\n{}"
+    assert worker.written_for == 1
+
+
+@pytest.mark.parametrize("how", ["end", "bytes"])
+async def test_an_idle_connection_that_is_spoilt_meanwhile_is_not_written_to(worker: Worker, how: str) -> None:
+    await worker.serve_one()
+    answer = worker.ask()
+    worker.far.shutdown(socket.SHUT_WR) if how == "end" else worker.far.send(ANSWER)
+    await end_of_turn()
+    assert await answer.wait_for_head() is False
+    assert (worker.transport.written, worker.written_for) == (b"", 1)
+    assert worker.transport.is_over
+
+
+async def test_bytes_that_are_read_before_the_request_was_written_answer_nothing(worker: Worker) -> None:
+    await worker.serve_one()
+    answer = worker.ask()
+    worker.connection.data_received(ANSWER)
+    assert worker.transport.is_over
+    worker.connection.connection_lost(None)
+    await end_of_turn()
+    assert await answer.wait_for_head() is False
+    assert (worker.transport.written, worker.written_for) == (b"", 1)
+
+
+async def test_a_new_connection_that_ends_at_once_is_a_lost_worker_that_was_sent_nothing(worker: Worker) -> None:
+    answer = worker.ask()
+    worker.connection.connection_lost(None)
+    await end_of_turn()
+    with pytest.raises(WorkerLost) as lost:
+        await answer.wait_for_head()
+    assert lost.value.request_sent is False
+    assert worker.written_for == 0
+
+
+async def test_what_the_last_moment_raises_stops_the_request(worker: Worker) -> None:
+    def withdraw() -> None:
+        raise AttemptWithdrawn("paused")
+
+    answer = worker.connection.start(Outgoing("POST", "http://w:1", b"/generate", [], b"{}"), withdraw)
+    await end_of_turn()
+    with pytest.raises(AttemptWithdrawn, match="paused"):
+        await answer.wait_for_head()
+    answer.close()
+    assert (worker.transport.written, worker.transport.is_over) == (b"", True)
+
+
+async def test_an_answer_given_up_before_its_request_was_written_leaves_nothing_behind(worker: Worker) -> None:
+    worker.ask().close()
+    await end_of_turn()
+    assert (worker.transport.written, worker.written_for) == (b"", 0)
+    assert worker.transport.is_over
