@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -101,11 +102,13 @@ class TextCache:
         """A prompt that came as ids: they are kept as they are. Raises ValueError for what are no ids."""
         tokenizer = await self._door.ready()
         ids = packed_ids(token_ids)
+        is_short = len(ids) <= IN_LOOP_IDS
         spelling = self.spellings.get(key := ids.tobytes())
         if spelling is None:
-            is_short = len(ids) <= IN_LOOP_IDS
             spelling = spell(tokenizer, ids) if is_short else await self._door.run(spell, tokenizer, ids)
             self.spellings.keep(key, spelling)
+        elif not is_short:
+            await asyncio.sleep(0)  # siblings come together: not all that is done for each in one turn of the loop
         text, tokens = spelling.text, PackedTokens()
         tokens.add_context(ids, spelling.ends)
         known = self.tree.match_tokens(text, tokens)
