@@ -139,6 +139,8 @@ def _reader(options: argparse.Namespace) -> Any:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    # before a plugin imports numpy: the kernel may look 20 ms for a huge page, in the midst of the loop
+    os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
     read = _reader(options)
     config = read()
     if config.router.processes > 1:

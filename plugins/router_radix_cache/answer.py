@@ -90,7 +90,9 @@ def _sampled(answer: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[list[i
             raise UnusableError(Unusable.EMPTY, "no token")
         raise UnusableError(Unusable.NO_LOGPROBS, "no output_token_logprobs")
     try:
-        logprobs = [float(entry[0]) for entry in told]
+        logprobs = [entry[0] for entry in told]
+        if set(map(type, logprobs)) != {float}:
+            logprobs = list(map(float, logprobs))
         token_ids = [entry[1] for entry in told]
     except (TypeError, ValueError, LookupError) as error:
         raise UnusableError(Unusable.NO_LOGPROBS, f"an entry is no [logprob, id]: {error}") from error
@@ -104,7 +106,7 @@ def _sampled(answer: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[list[i
     counted = meta.get("completion_tokens")
     if counted is not None and counted != len(token_ids):
         raise UnusableError(Unusable.LENGTHS_DIFFER, f"{len(token_ids)} ids for {counted!r} completion tokens")
-    if not all(type(token_id) is int for token_id in token_ids):
+    if set(map(type, token_ids)) != {int}:
         raise UnusableError(Unusable.REFUSED, "a token id is no integer")
     return token_ids, logprobs
 

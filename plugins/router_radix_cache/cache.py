@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from router_radix_cache.encodings import Encoded, Encodings
 from router_radix_cache.ends import sampled_ends
 from router_radix_cache.match import Match
 from router_radix_cache.prompt import known_start
+from router_radix_cache.spellings import Spelling, Spellings
 from router_radix_cache.tokenizer import Door, Tokenizer
 from router_radix_cache.tokens import PackedTokens, Span, decode_text, encode_text
 from router_radix_cache.trajectory import Trajectory
@@ -71,6 +73,7 @@ class TextCache:
         self.tree = tree
         self.counts = Counts()
         self.encodings = Encodings(self._encode, max_bytes=prompt_bytes)
+        self.spellings = Spellings(max_bytes=prompt_bytes)
         self._add_special_tokens = add_special_tokens
         self._door: Door
 
@@ -98,10 +101,16 @@ class TextCache:
     async def begin_ids(self, token_ids: Sequence[int]) -> Turn:
         """A prompt that came as ids: they are kept as they are. Raises ValueError for what are no ids."""
         tokenizer = await self._door.ready()
-        if len(token_ids) <= IN_LOOP_IDS:
-            text, tokens = read_ids(tokenizer, token_ids)
-        else:
-            text, tokens = await self._door.run(read_ids, tokenizer, token_ids)
+        ids = packed_ids(token_ids)
+        is_short = len(ids) <= IN_LOOP_IDS
+        spelling = self.spellings.get(key := ids.tobytes())
+        if spelling is None:
+            spelling = spell(tokenizer, ids) if is_short else await self._door.run(spell, tokenizer, ids)
+            self.spellings.keep(key, spelling)
+        elif not is_short:
+            await asyncio.sleep(0)  # siblings come together: not all that is done for each in one turn of the loop
+        text, tokens = spelling.text, PackedTokens()
+        tokens.add_context(ids, spelling.ends)
         known = self.tree.match_tokens(text, tokens)
         tokens.spans, tokens.logprobs = known.sampled()
         self.counts.ids += 1
@@ -165,19 +174,21 @@ def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoded
     return Encoded(array("i", ids), array("I", ends))
 
 
-def read_ids(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[str | None, PackedTokens]:
-    """A prompt of ids, and the text it spells where it spells one without a loss."""
-    tokens = PackedTokens()
+def packed_ids(token_ids: Sequence[int]) -> array[int]:
+    """The ids of a prompt; raises ValueError for what are none."""
     try:
-        packed = array("i", token_ids)
-        pieces = tokenizer.token_bytes(token_ids)
+        return array("i", token_ids)
     except TypeError as error:
         raise ValueError(f"these are no token ids: {error}") from error
     except OverflowError as error:
         raise ValueError(f"a token id is out of range: {error}") from error
-    text = _spelled(tokenizer, token_ids, pieces)
-    tokens.add_context(packed, array("I", bytes(4 * len(packed))) if text is None else _lengths_summed(pieces))
-    return text, tokens
+
+
+def spell(tokenizer: Tokenizer, ids: array[int]) -> Spelling:
+    """The text that ids spell where they spell one without a loss, and where each ends in it."""
+    pieces = tokenizer.token_bytes(ids)
+    text = _spelled(tokenizer, ids, pieces)
+    return Spelling(text, array("I", bytes(4 * len(ids))) if text is None else _lengths_summed(pieces))
 
 
 def _spelled(tokenizer: Tokenizer, token_ids: Sequence[int], pieces: Sequence[bytes | None]) -> str | None:
@@ -213,6 +224,5 @@ def read_sample(turn: Turn, body: bytes) -> tuple[Sampled, list[int]]:
 def _add_span(tokens: PackedTokens, sampled: Sampled, ends: list[int], span: Span) -> None:
     part = slice(span.start, span.stop)
     base = ends[span.start - 1] if span.start else 0
-    tokens.add_sampled(
-        sampled.token_ids[part], [end - base for end in ends[part]], sampled.logprobs[part], span.weight_version
-    )
+    own_ends = [end - base for end in ends[part]] if base else ends[part]
+    tokens.add_sampled(sampled.token_ids[part], own_ends, sampled.logprobs[part], span.weight_version)

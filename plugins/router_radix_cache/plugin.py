@@ -73,7 +73,8 @@ class RadixCache:
         max_answer_bytes: int = Field(default=64 << 20, ge=1)
         """Longest answer that is read, in bytes, without its routed experts; a longer one passes and is not stored."""
         prompt_bytes: int = Field(default=64 << 20, ge=0)
-        """Bytes of texts encoded lately whose ids are remembered: siblings send one prompt many times."""
+        """Bytes of texts encoded lately whose ids are remembered, and as many of ids whose text is: siblings send one
+        prompt many times."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from router_radix_cache.cache import IN_LOOP_CHARACTERS, IN_LOOP_IDS, TextCache, read_ids
+from router_radix_cache.cache import IN_LOOP_CHARACTERS, IN_LOOP_IDS, TextCache, packed_ids, spell
 from router_radix_cache.tree import RadixTree
 
 
@@ -68,14 +68,35 @@ async def test_so_it_is_for_a_text(count: int, runs: int) -> None:
 @pytest.mark.parametrize("decodes_by_token", [True, False])
 def test_ids_spell_a_text_only_without_a_loss(ids: list[int], text: str | None, decodes_by_token: bool) -> None:
     tokenizer = Bytes(decodes_by_token=decodes_by_token)
-    found, tokens = read_ids(tokenizer, ids)
-    assert found == text
-    assert tokens.ids.tolist() == ids
-    assert tokens.ends.tolist() == ([0] * len(ids) if text is None else list(range(1, len(ids) + 1)))
+    spelling = spell(tokenizer, packed_ids(ids))
+    assert spelling.text == text
+    assert spelling.ends.tolist() == ([0] * len(ids) if text is None else list(range(1, len(ids) + 1)))
     assert tokenizer.decoded == (0 if decodes_by_token or 999 in ids else 1)
 
 
 @pytest.mark.parametrize("ids", [[-1], [1 << 31], ["a"], [None]])
-def test_what_is_no_id_is_refused(ids: list[Any]) -> None:
+async def test_what_is_no_id_is_refused(ids: list[Any]) -> None:
+    cache = TextCache(RadixTree(), add_special_tokens=False, prompt_bytes=1 << 20)
+    cache.use(CountingDoor())
     with pytest.raises(ValueError, match="id"):
-        read_ids(Bytes(), ids)
+        await cache.begin_ids(ids)
+
+
+async def test_a_prompt_that_siblings_send_is_read_once_and_each_has_its_own_tokens() -> None:
+    cache, door = TextCache(RadixTree(), add_special_tokens=False, prompt_bytes=1 << 20), CountingDoor()
+    cache.use(door)
+    ids = [97] * (IN_LOOP_IDS + 1)
+    first, second = await cache.begin_ids(ids), await cache.begin_ids(list(ids))
+    assert door.runs == 1
+    first.tokens.add_sampled([98], [1], [-0.5])
+    assert second.text == first.text
+    assert second.tokens.ids.tolist() == ids
+    assert second.tokens.ends.tolist() == list(range(1, len(ids) + 1))
+
+
+async def test_what_was_read_longest_ago_is_forgotten_first() -> None:
+    cache, door = TextCache(RadixTree(), add_special_tokens=False, prompt_bytes=1000), CountingDoor()
+    cache.use(door)
+    for token_id in (97, 98, 97, 99, 100, 101):
+        await cache.begin_ids([token_id] * 10)
+    assert len(cache.spellings) == 2
