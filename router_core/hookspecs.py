@@ -6,8 +6,9 @@ During a request, in this order:
              -> response_start -> response_chunk ... -> response_end
 
 A plugin implements a hook with a method of that name marked ``@hookimpl``, taking any of the hook's arguments by
-name. Plain hooks are ``def``, async ones ``async def``; the wrong kind is an error at start. Order is the order of
-``enabled``, nothing else.
+name. Plain hooks are ``def``, async ones ``async def``; the wrong kind is an error at start. An async hook of a
+request may be a ``def`` where it has nothing to await, which costs less. Order is the order of ``enabled``, nothing
+else.
 """
 
 from __future__ import annotations
@@ -289,11 +290,14 @@ ASYNC = frozenset(
     )
 )
 """Hooks that are ``async def``; all others are plain."""
+MAY_BE_PLAIN = frozenset(("request_start", "around_upstream", "attempt_start", "response_start"))
+"""Async hooks that may be a ``def``: one that answers at once or, `around_upstream`, with what is to be awaited."""
 
 __all__ = [
     "API_VERSION",
     "ASYNC",
     "IN_REQUEST",
+    "MAY_BE_PLAIN",
     "OUTSIDE_REQUEST",
     "CallNext",
     "hookimpl",

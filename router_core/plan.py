@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from router_core.deadline import finish_within
 from router_core.errors import AttemptWithdrawn, ClientLeft, PluginError, Reject, WorkerFault
-from router_core.hookspecs import ASYNC, CallNext
+from router_core.hookspecs import ASYNC, MAY_BE_PLAIN, CallNext
 from router_core.types import Answer, Attempt, Exchange, Identity, Outcome, Scores, Session, Worker
 
 log = logging.getLogger("router_core")
@@ -118,6 +118,8 @@ class Plan:
 
     def _wrapped(self, plugin: LoadedPlugin, hook: str) -> Callable[..., Any]:
         call = plugin.hooks[hook]
+        if self._wraps and hook in MAY_BE_PLAIN:
+            call = _awaited(call)
         for wrap in self._wraps:
             call = wrap(plugin, hook, call)
         return call
@@ -326,6 +328,16 @@ class _Inner:
         return self._plan.inner(self._depth, self._exchange, self._attempt)
 
 
+def _awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """An implementation of an async hook that may be plain, as one that is not."""
+
+    async def awaited(*args: Any) -> Any:
+        answer = call(*args)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    return awaited
+
+
 class _Waits:
     """A hook after its first step, and what it waits for."""
 
@@ -339,6 +351,8 @@ def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Coroutine[Any, A
     """Runs an async hook to its first wait: what it answered, or `_Waits` where there is one, as seldom."""
     try:
         work = call(*args)
+        if work is None or isinstance(work, Answer) or not isinstance(work, Coroutine):
+            return work  # of a plain function
         return _Waits(work, work.send(None))
     except StopIteration as done:
         return done.value

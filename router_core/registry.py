@@ -24,7 +24,15 @@ from pydantic import ValidationError
 from router_core import hookspecs
 from router_core.config import Config, config_error, did_you_mean
 from router_core.errors import ConfigError
-from router_core.hookspecs import API_VERSION, ASYNC, DEPRECATED_HOOKS, IN_REQUEST, OUTSIDE_REQUEST, PROJECT
+from router_core.hookspecs import (
+    API_VERSION,
+    ASYNC,
+    DEPRECATED_HOOKS,
+    IN_REQUEST,
+    MAY_BE_PLAIN,
+    OUTSIDE_REQUEST,
+    PROJECT,
+)
 from router_core.plan import LoadedPlugin
 from router_core.plans import Profile
 from router_core.settings import NAME_PATTERN, PluginSettings, is_per_exchange
@@ -278,7 +286,9 @@ def _check_hook(name: str, hook: str, function: Any, options: Mapping[str, Any],
     for mark in ("tryfirst", "trylast", "wrapper", "hookwrapper", "optionalhook"):
         if options.get(mark):
             raise ConfigError(f"plugin {name!r}: {mark} on {hook!r} is not allowed: order is `enabled`", where=origin)
-    if hook in ASYNC and not inspect.iscoroutinefunction(function):
+    is_generator = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
+    may_be_plain = hook in MAY_BE_PLAIN and not is_generator
+    if hook in ASYNC and not may_be_plain and not inspect.iscoroutinefunction(function):
         raise ConfigError(f"plugin {name!r}: hook {hook!r} must be async def", where=origin)
     if hook not in ASYNC and (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
         raise ConfigError(f"plugin {name!r}: hook {hook!r} must be a plain def, not async", where=origin)

@@ -213,12 +213,12 @@ def check_session_id(session_id: object) -> None:
 
 
 def _text(body: Mapping[str, Any], key: str) -> str | None:
-    value: str | None = body.get(key)
+    value: Any = body.get(key)
     if value is None:
         return None
     if not is_text(value) or not 0 < len(value) <= MAX_VALUE_CHARACTERS:
         raise Reject(400, "bad_value", f"{key} must be a text of 1 to {MAX_VALUE_CHARACTERS} characters", key)
-    return value
+    return str(value)
 
 
 def _bound_headers(body: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:

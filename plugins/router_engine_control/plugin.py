@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -97,14 +97,14 @@ class EngineControl:
         return self._routes.routes()
 
     @hookimpl
-    async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+    def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
         request = exchange.request
         if request.path in WITH_RID and request.method in ("POST", "PUT"):
             settings: EngineControl.Settings = exchange.settings(self)
             body = request.ready_body
             if body is None or settings.inject_rid or (len(body) <= settings.max_rid_body_bytes and b'"rid"' in body):
-                await self._note_rids(exchange, settings)
-        return await call_next(exchange)
+                return self._with_rids(exchange, settings, call_next)
+        return call_next(exchange)
 
     @hookimpl
     def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
@@ -122,12 +122,14 @@ class EngineControl:
         ):
             exchange.spawn(self._abort(attempt.worker, rids), name=f"abort at {attempt.worker.url}")
 
-    async def _note_rids(self, exchange: Exchange, settings: Settings) -> None:
+    async def _with_rids(self, exchange: Exchange, settings: Settings, call_next: CallNext) -> Answer:
+        """The layer, with the rids of the request noted first."""
         rids = await self._find_rids(exchange, settings)
         if rids:
             exchange.state[RIDS] = rids
             for rid in rids:
                 self._rids.add(rid, exchange)
+        return await call_next(exchange)
 
     async def _find_rids(self, exchange: Exchange, settings: Settings) -> list[str]:
         """The rids in the request's body; one is put in where the settings say so."""

@@ -80,7 +80,7 @@ class Retry:
             await answer.aclose()
 
     @hookimpl
-    async def response_start(self, exchange: Exchange, answer: Answer) -> None:
+    def response_start(self, exchange: Exchange, answer: Answer) -> None:
         if exchange.attempts:
             answer.headers.set_raw(ATTEMPTS_HEADER, b"%d" % len(exchange.attempts))
 

@@ -135,7 +135,7 @@ class SessionAffinity:
         return None
 
     @hookimpl
-    async def request_start(self, exchange: Exchange) -> None:
+    def request_start(self, exchange: Exchange) -> None:
         affinity = self._rules_of(exchange.settings(self)).read(exchange)
         if affinity is not None:
             exchange.state[AFFINITY] = affinity
@@ -180,13 +180,13 @@ class SessionAffinity:
         return min(pinned, key=lambda worker: (-scores[worker], worker.last_pick))
 
     @hookimpl
-    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
+    def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
         affinity = exchange.state.get(AFFINITY)
         if affinity is not None and affinity.key is not None and not affinity.is_hashed:
             self._table.reserve(self._turn(affinity, affinity.key), attempt.worker)
 
     @hookimpl
-    async def response_start(self, exchange: Exchange, answer: Answer) -> None:
+    def response_start(self, exchange: Exchange, answer: Answer) -> None:
         if exchange.attempts and answer.error_code is None:
             tell_worker(exchange.attempts[-1].worker, answer.headers)
 

@@ -131,6 +131,67 @@ async def test_the_order_of_all_hooks(serve: Serve) -> None:
     ]
 
 
+async def test_async_hooks_that_have_nothing_to_await_may_be_plain(serve: Serve) -> None:
+    seen: list[str] = []
+
+    class Plain:
+        @hookimpl
+        def request_start(self) -> None:
+            seen.append("request_start")
+
+        @hookimpl
+        def around_upstream(self, exchange: Exchange, call_next: Any) -> Any:
+            seen.append("around_upstream")
+            return call_next(exchange)
+
+        @hookimpl
+        def attempt_start(self, attempt: Attempt) -> None:
+            seen.append("attempt_start")
+
+        @hookimpl
+        def response_start(self, answer: Answer) -> None:
+            seen.append(f"response_start {answer.status}")
+
+    hooks = ["request_start", "around_upstream", "attempt_start", "response_start 200"]
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Plain,))
+        assert (await exchange_once(router.port, json=ASK)).status == 200
+        assert seen == hooks
+        router.application.plans.time_hooks()  # and wrapped
+        assert (await exchange_once(router.port, json=ASK)).status == 200
+        assert seen == hooks * 2
+        times = router.application.plans.times
+        assert {time.hook for time in times if time.calls} >= {hook.split()[0] for hook in hooks}
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+async def test_a_plain_request_start_may_answer_and_what_is_no_answer_is_refused(serve: Serve, is_timed: bool) -> None:
+    class Plain:
+        @hookimpl
+        def request_start(self, exchange: Exchange) -> Any:
+            return Answer(418) if "x-tea" in exchange.request.headers else "tea"
+
+    router = await serve(classes=(Plain,))
+    if is_timed:
+        router.application.plans.time_hooks()
+    assert (await exchange_once(router.port, headers=[("x-tea", "1")])).status == 418
+    answer = await exchange_once(router.port)
+    assert (answer.status, answer.json()["error"]["code"]) == (500, "plugin_error")
+    assert "'tea'" in answer.json()["error"]["message"]
+
+
+async def test_a_plain_layer_that_gives_nothing_to_await_has_failed(serve: Serve) -> None:
+    class Plain:
+        @hookimpl
+        def around_upstream(self) -> Any:
+            return 5
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Plain,))
+        answer = await exchange_once(router.port, json=ASK)
+        assert (answer.status, answer.json()["error"]["code"]) == (500, "plugin_error")
+
+
 async def test_an_answer_of_request_start_skips_the_worker_and_what_is_around_it(serve: Serve) -> None:
     seen: list[str] = []
 
