@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import resource
 import signal
 import socket
@@ -55,6 +56,15 @@ class StartsNot:
     @hookimpl
     async def startup(self):
         raise ValueError("no such model")
+
+
+class TellsItsProcess:
+    @hookimpl
+    async def shutdown(self):
+        import os
+        import sys
+
+        note(f"{sys.getswitchinterval():g} {os.environ['NUMPY_MADVISE_HUGEPAGE']}")
 
 
 class HangsAtStart:
@@ -164,6 +174,17 @@ async def test_a_start_that_hangs_ends_by_a_signal(notes: Callable[[], list[str]
         _, told = await process.communicate()
     assert process.returncode == 1
     assert len(told.splitlines()) == 1
+
+
+async def test_threads_and_huge_pages_may_not_keep_the_loop_waiting(
+    start_process: Start, notes: Callable[[], list[str]]
+) -> None:
+    router = await start_process("--middleware-paths", "notes_plugins:TellsItsProcess")
+    os.kill(router.pid, signal.SIGTERM)
+    async with asyncio.timeout(10):
+        while not notes():  # noqa: ASYNC110  # another process tells it by a file
+            await asyncio.sleep(0.01)
+    assert notes() == ["0.001 0"]
 
 
 def test_serving_imports_no_model_library() -> None:
