@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -135,9 +135,10 @@ class Admission:
 
     # ----------------------------------------------------------------------------------------------------- reservation
     @hookimpl
-    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
-        if not self._settings.reserve_url:
-            return
+    def attempt_start(self, exchange: Exchange, attempt: Attempt) -> Awaitable[None] | None:
+        return self._admit(exchange, attempt) if self._settings.reserve_url else None
+
+    async def _admit(self, exchange: Exchange, attempt: Attempt) -> None:
         asked = self._asked(attempt.worker)
         asked.under_way += 1
         try:

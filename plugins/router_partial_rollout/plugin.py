@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Literal
 
 import orjson
@@ -73,11 +73,14 @@ class PartialRollout:
         self._texts = Texts(router, timeout_s=self._settings.call_timeout_s)
 
     @hookimpl
-    async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+    def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
         settings: PartialRollout.Settings = exchange.settings(self)
         when = _when(exchange, settings)
         if when == "never" or exchange.request.method != "POST" or exchange.target not in TARGETS:
-            return await call_next(exchange)
+            return call_next(exchange)
+        return self._roll_out(exchange, call_next, settings, when)
+
+    async def _roll_out(self, exchange: Exchange, call_next: CallNext, settings: Settings, when: str) -> Answer:
         await exchange.request.body()  # kept: it may be sent more than once
         exchange.request.accept_identity()
         limits = Limits(
@@ -95,9 +98,9 @@ class PartialRollout:
             raise Reject(502, "segment_mismatch", f"the segments of the answer do not fit together: {error}") from None
 
     @hookimpl
-    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
-        if (rollout := exchange.state.get(ROLLOUT)) is not None:
-            await rollout.prepare(attempt)
+    def attempt_start(self, exchange: Exchange, attempt: Attempt) -> Awaitable[None] | None:
+        rollout = exchange.state.get(ROLLOUT)
+        return None if rollout is None else rollout.prepare(attempt)
 
     @hookimpl
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:

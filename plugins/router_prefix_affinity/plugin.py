@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,9 +85,10 @@ class PrefixAffinity:
             worker.state_of.pop(CACHE)
 
     @hookimpl
-    async def request_start(self, exchange: Exchange) -> None:
-        if not self._is_readable(exchange.request):
-            return
+    def request_start(self, exchange: Exchange) -> Awaitable[None] | None:
+        return self._read_prompt(exchange) if self._is_readable(exchange.request) else None
+
+    async def _read_prompt(self, exchange: Exchange) -> None:
         try:
             body = await exchange.request.shared_json()
         except MalformedBody:
@@ -115,7 +116,7 @@ class PrefixAffinity:
         return {min(workers, key=lambda worker: (worker.inflight, worker.last_pick)): 1.0}
 
     @hookimpl
-    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
+    def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
         if (prompt := exchange.state.get(PROMPT)) is not None:
             max_blocks = self._settings.max_blocks // max(1, len(self._router.workers))
             self._index(attempt.worker).add(prompt.chain, max_blocks)

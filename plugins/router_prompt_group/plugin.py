@@ -63,7 +63,7 @@ class PromptGroup:
         return Identity(group=group) if group else None
 
     @hookimpl
-    async def request_start(self, exchange: Exchange) -> None:
+    def request_start(self, exchange: Exchange) -> None:
         group, limit = exchange.identity.group, self._settings.max_id_characters
         if group is not None and len(group) > limit:
             message = f"{len(group)} characters of a prompt id, at most {limit} are kept"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from router_radix_cache.answer import Sampled, Unusable, UnusableError, read_answer
+from router_radix_cache.answer import Sampled, read_answer
 from router_radix_cache.encodings import Encoded, Encodings
 from router_radix_cache.ends import sampled_ends
 from router_radix_cache.match import Match
@@ -20,6 +20,7 @@ from router_radix_cache.tokenizer import Door, Tokenizer
 from router_radix_cache.tokens import PackedTokens, Span, decode_text, encode_text
 from router_radix_cache.trajectory import Trajectory
 from router_radix_cache.tree import RadixTree
+from router_radix_cache.unusable import Unusable, UnusableError
 
 IN_LOOP_BYTES = 1 << 17
 IN_LOOP_IDS = 1 << 13

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from functools import cached_property
 
 from router_radix_cache.segments import Segment, is_character_start
 from router_radix_cache.tokens import PackedTokens, Span, decode_text, spans_within
@@ -44,7 +43,7 @@ class Match:
         """Whether the tokens cover the whole text."""
         return self.trajectory is not None and self.matched_bytes == len(self.text)
 
-    @cached_property
+    @property
     def matched_characters(self) -> int:
         return len(decode_text(self.text[: self.matched_bytes]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -17,11 +17,11 @@ from router_core import (
     MalformedBody,
     MemberStripper,
     PluginSettings,
+    Request,
     Router,
     StateKey,
     hookimpl,
 )
-from router_radix_cache.answer import Unusable, UnusableError
 from router_radix_cache.cache import TextCache, Turn
 from router_radix_cache.hold import Hold
 from router_radix_cache.request import Prompt, read_prompt
@@ -29,6 +29,7 @@ from router_radix_cache.routes import CacheRoutes
 from router_radix_cache.tee import AnswerTee, whole_body
 from router_radix_cache.tokenizer import Door
 from router_radix_cache.tree import RadixTree
+from router_radix_cache.unusable import Unusable, UnusableError
 
 log = logging.getLogger(__name__)
 
@@ -133,10 +134,13 @@ class RadixCache:
 
     # ----------------------------------------------------------------------------------------------- during a request
     @hookimpl
-    async def request_start(self, exchange: Exchange) -> None:
+    def request_start(self, exchange: Exchange) -> Awaitable[None] | None:
         request = exchange.request
         if exchange.target != TARGET or request.method not in ("POST", "PUT"):
-            return
+            return None
+        return self._read(exchange, request)
+
+    async def _read(self, exchange: Exchange, request: Request) -> None:
         try:
             prompt = read_prompt(await request.shared_json())
         except MalformedBody:
@@ -168,11 +172,14 @@ class RadixCache:
         return await self._cache.begin_text(prompt.text, known)
 
     @hookimpl
-    async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+    def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
         kept = exchange.state.get(KEPT)
         if kept is None:
-            return await call_next(exchange)
+            return call_next(exchange)
         exchange.request.accept_identity()
+        return self._answer(exchange, kept, call_next)
+
+    async def _answer(self, exchange: Exchange, kept: Kept, call_next: CallNext) -> Answer:
         answer = await call_next(exchange)
         if answer.status != 200:
             return answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router_core import ValueScanner, keep_nothing
-from router_radix_cache.answer import Unusable, UnusableError
+from router_radix_cache.unusable import Unusable, UnusableError
 
 EXPERTS = b"routed_experts"
 EVENT_END = b"\n\n"

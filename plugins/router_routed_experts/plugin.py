@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -19,6 +19,7 @@ from router_core import (
     MalformedBody,
     MemberStripper,
     PluginSettings,
+    Request,
     RoutedExperts,
     Router,
     Session,
@@ -171,10 +172,13 @@ class RoutedExpertsPlugin:
 
     # ----------------------------------------------------------------------------------------------- during a request
     @hookimpl
-    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
+    def attempt_start(self, exchange: Exchange, attempt: Attempt) -> Awaitable[None] | None:
         request = attempt.request
         if exchange.target not in TARGETS or request.method not in ("POST", "PUT"):
-            return
+            return None
+        return self._ask(exchange, request)
+
+    async def _ask(self, exchange: Exchange, request: Request) -> None:
         try:
             body = await request.shared_json()
         except MalformedBody:
@@ -189,10 +193,13 @@ class RoutedExpertsPlugin:
             request.set_key(key, value)
 
     @hookimpl
-    async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+    def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
         if exchange.target not in TARGETS:
-            return await call_next(exchange)
+            return call_next(exchange)
         exchange.request.accept_identity()
+        return self._answer(exchange, call_next)
+
+    async def _answer(self, exchange: Exchange, call_next: CallNext) -> Answer:
         answer = await call_next(exchange)
         plan = exchange.state.get(PLAN)
         if plan is None or answer.status != 200:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -111,10 +111,13 @@ class SessionControl:
 
     # ------------------------------------------------------------------------------------------------ during a request
     @hookimpl
-    async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+    def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
         if exchange.session_id is None:
-            return await call_next(exchange)
-        record = self.control.sessions.see(exchange.session_id, self._router.clock.now())
+            return call_next(exchange)
+        return self._take_turn(exchange, exchange.session_id, call_next)
+
+    async def _take_turn(self, exchange: Exchange, session_id: str, call_next: CallNext) -> Answer:
+        record = self.control.sessions.see(session_id, self._router.clock.now())
         await self.control.wait(record, exchange)
         record.running.add(exchange.id)
         exchange.state[TURN] = record
@@ -132,9 +135,10 @@ class SessionControl:
         return [goal]
 
     @hookimpl
-    async def response_start(self, exchange: Exchange, answer: Answer) -> None:
-        is_plain = (answer.headers.get("content-encoding") or "identity").lower() == "identity"
-        if TURN in exchange.state and answer.status == 200 and is_plain:
+    def response_start(self, exchange: Exchange, answer: Answer) -> None:
+        if TURN not in exchange.state or answer.status != 200:
+            return
+        if (answer.headers.get("content-encoding") or "identity").lower() == "identity":
             exchange.state[COUNTS] = TokenCounts()
 
     @hookimpl

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 from router_core import Answer, CallNext, Exchange, Outcome, Reject, Router, Session, StateKey
@@ -115,10 +116,13 @@ class Capture:
         return session
 
     # ---------------------------------------------------------------------------------------------------------- turns
-    async def serve(self, exchange: Exchange, call_next: CallNext, settings: TitoSettings) -> Answer:
+    def serve(self, exchange: Exchange, call_next: CallNext, settings: TitoSettings) -> Awaitable[Answer]:
         """Answer one request: captured if it is a chat turn of a session, else passed on."""
         if exchange.target != CHAT or exchange.request.method != "POST":
-            return await call_next(exchange)
+            return call_next(exchange)
+        return self._serve_chat(exchange, call_next, settings)
+
+    async def _serve_chat(self, exchange: Exchange, call_next: CallNext, settings: TitoSettings) -> Answer:
         session = await self._session_of(exchange, settings)
         if session is None:
             return await call_next(exchange)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from starlette.routing import BaseRoute
@@ -93,14 +93,13 @@ class Tito:
 
     # ---------------------------------------------------------------------------------------------------------- turns
     @hookimpl
-    async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
-        return await self.capture.serve(exchange, call_next, exchange.settings(self))
+    def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
+        return self.capture.serve(exchange, call_next, exchange.settings(self))
 
     @hookimpl
-    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
+    def attempt_start(self, exchange: Exchange, attempt: Attempt) -> Awaitable[None] | None:
         turn = exchange.state.get(TURN)
-        if turn is not None:
-            await turn.prepare(attempt)
+        return None if turn is None else turn.prepare(attempt)
 
     @hookimpl
     def response_end(self, exchange: Exchange, outcome: Outcome) -> None:

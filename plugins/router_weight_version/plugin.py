@@ -132,7 +132,7 @@ class WeightVersion:
 
     # ------------------------------------------------------------------------------------------------ during a request
     @hookimpl
-    async def request_start(self, exchange: Exchange) -> None:
+    def request_start(self, exchange: Exchange) -> None:
         given = exchange.request.headers.get_all(TAG_HEADER)
         if not given and exchange.identity.version_tag is not None:
             given = [exchange.identity.version_tag]
@@ -176,14 +176,14 @@ class WeightVersion:
         return kept
 
     @hookimpl
-    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
+    def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
         tag = self._eligibility.tag_of(exchange)
         if tag is not None:
             attempt.request.headers.set(TAG_HEADER, str(tag))
         attempt.before_send(lambda: self._at_send(exchange, attempt))
 
     @hookimpl
-    async def response_start(self, exchange: Exchange, answer: Answer) -> None:
+    def response_start(self, exchange: Exchange, answer: Answer) -> None:
         attempt = exchange.attempts[-1] if exchange.attempts else None
         if answer.error_code is None and attempt is not None and attempt.status is not None:
             version = exchange.state.get(SENT_TO_VERSION)

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from router_radix_cache.answer import Unusable, UnusableError, read_answer, weight_spans
+from router_radix_cache.answer import read_answer, weight_spans
 from router_radix_cache.tokens import Span
+from router_radix_cache.unusable import Unusable, UnusableError
 
 
 def body(**changes) -> bytes:

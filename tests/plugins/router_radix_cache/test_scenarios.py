@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from router_radix_cache.answer import Unusable
+from router_radix_cache.unusable import Unusable
 
 from router_core.testing import exchange_once, reply_json
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from router_radix_cache.answer import Unusable, UnusableError
 from router_radix_cache.tee import AnswerTee
+from router_radix_cache.unusable import Unusable, UnusableError
 
 
 def kept(chunks: list[bytes], *, is_stream: bool, max_bytes: int = 10_000) -> bytes:
