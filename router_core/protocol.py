@@ -9,7 +9,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router_core.asgi_inbound import HAS_LEFT
+from router_core.asgi_inbound import DEPARTURE, HAS_LEFT, Departure
 from router_core.errors import Reject
 from router_core.headers import content_length, one_date_and_server
 from router_core.outbox import Outbox, OutboxTransport
@@ -89,7 +89,8 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_amid_head = True
-        self.scope[HAS_LEFT] = self.has_left  # type: ignore[literal-required]  # for the core alone
+        scope: Any = self.scope
+        scope[HAS_LEFT], scope[DEPARTURE] = self.has_left, Departure()  # for the core alone
 
     def on_headers_complete(self) -> None:
         self._is_amid_head = False
@@ -141,6 +142,9 @@ class Protocol(HttpToolsProtocol):
         """The client of the request that is served is gone."""
         if not cycle.response_complete:
             cycle.disconnected = True
+            departure: Departure | None = cycle.scope.get(DEPARTURE)
+            if departure is not None:
+                departure.tell()
         cycle.message_event.set()
 
     def is_between_requests(self) -> bool:
