@@ -29,6 +29,23 @@ class Protocol(HttpToolsProtocol):
     by a new parser, which is told its framing first.
     """
 
+    # uvicorn's, named here so that compiled they are slots, and found at once
+    parser: Any
+    loop: Any
+    transport: Any
+    flow: Any
+    client: Any
+    scheme: Any
+    headers: Any
+    url: Any
+    expect_100_continue: Any
+    cycle: Any
+    pipeline: Any
+    tasks: Any
+    server_state: Any
+    timeout_keep_alive: Any
+    timeout_keep_alive_task: Any
+
     _framing: bytes | None = None
     """Of the body that follows the head of a request for an upgrade."""
     _is_amid_head = False
@@ -152,7 +169,7 @@ class Protocol(HttpToolsProtocol):
         cycle = self.cycle
         if self._is_amid_head or (cycle is not None and not (cycle.response_complete and self._is_received(cycle))):
             return False
-        return self.transport.get_write_buffer_size() == 0
+        return bool(self.transport.get_write_buffer_size() == 0)
 
     def _is_received(self, cycle: Any) -> bool:
         return not cycle.more_body
