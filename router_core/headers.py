@@ -59,7 +59,10 @@ class Headers:
     def set_raw(self, name: bytes, value: bytes) -> None:
         """`set` with a lower-case name and a value that are known to be fit to send."""
         raw = self.raw
-        raw[:] = [pair for pair in raw if pair[0] != name]
+        for field, _ in raw:
+            if field == name:
+                raw[:] = [pair for pair in raw if pair[0] != name]
+                break
         raw.append((name, value))
 
     def add(self, name: str, value: str) -> None:

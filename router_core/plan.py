@@ -79,15 +79,16 @@ class Plan:
         self.plugins = tuple(plugins)
         self._timeout_s = hook_timeout_s
         self._wraps = tuple(wraps)
-        self._settings = {
-            id(plugin.instance): (overrides or {}).get(plugin.name, plugin.settings) for plugin in plugins
-        }
-        self._weights = {plugin.name: getattr(self._settings[id(plugin.instance)], "weight", 1.0) for plugin in plugins}
+        self._overrides = overrides or {}
+        self._settings = {id(plugin.instance): self._overrides.get(plugin.name, plugin.settings) for plugin in plugins}
         self._identify = self._calls("identify")
         self._request_start = self._calls("request_start")
         self._around = self._calls("around_upstream")
         self._filter = self._calls("filter_workers")
-        self._score = self._calls("score_workers")
+        self._score = [
+            (plugin, call, float(getattr(self.settings_of(plugin.instance), "weight", 1.0)))
+            for plugin, call in self._calls("score_workers")
+        ]
         self._pick = self._calls("pick_worker")
         self._attempt_start = self._calls("attempt_start")
         self._response_start = self._calls("response_start")[::-1]
@@ -105,9 +106,8 @@ class Plan:
 
     def wrapped(self, wrap: HookWrap) -> Plan:
         """The same plan, with ``wrap`` outermost around every call."""
-        twin = Plan(self.plugins, hook_timeout_s=self._timeout_s, wraps=(*self._wraps, wrap))
-        twin._settings, twin._weights = self._settings, self._weights
-        return twin
+        wraps = (*self._wraps, wrap)
+        return Plan(self.plugins, hook_timeout_s=self._timeout_s, overrides=self._overrides, wraps=wraps)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -171,7 +171,7 @@ class Plan:
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores:
         """The weighted sum of all scores; every one of ``workers`` has a value."""
         total = dict.fromkeys(workers, 0.0)
-        for plugin, call in self._score:
+        for plugin, call, weight in self._score:
             try:
                 scores = call(exchange, workers)
             except FAULTS as error:
@@ -181,7 +181,6 @@ class Plan:
             if (fault := _score_fault(scores, total)) is not None:
                 _refuse(plugin, "score_workers", fault)
                 continue
-            weight = self._weights[plugin.name]
             for worker, score in scores.items():
                 total[worker] += weight * score
         return total
@@ -215,15 +214,15 @@ class Plan:
 
     async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
         for plugin, call in self._attempt_start:
-            told = _begun(plugin, "attempt_start", call, exchange, attempt)
-            if isinstance(told, _Waits):
-                await self._rest(plugin, "attempt_start", told)
+            waits = _begun_silent(plugin, "attempt_start", call, exchange, attempt)
+            if waits is not None:
+                await self._rest(plugin, "attempt_start", waits)
 
     async def response_start(self, exchange: Exchange, answer: Answer) -> None:
         for plugin, call in self._response_start:
-            told = _begun(plugin, "response_start", call, exchange, answer)
-            if isinstance(told, _Waits):
-                await self._rest(plugin, "response_start", told)
+            waits = _begun_silent(plugin, "response_start", call, exchange, answer)
+            if waits is not None:
+                await self._rest(plugin, "response_start", waits)
 
     async def _rest(self, plugin: LoadedPlugin, hook: str, waits: _Waits) -> Any:
         """What a hook answers that waits for something: in time, or it has failed."""
@@ -338,6 +337,9 @@ def _awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]
     return awaited
 
 
+_ENDED = object()
+
+
 class _Waits:
     """A hook after its first step, and what it waits for."""
 
@@ -358,6 +360,21 @@ def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Coroutine[Any, A
         return done.value
     except FAULTS as error:
         return _failed(plugin, hook, error)
+
+
+def _begun_silent(
+    plugin: LoadedPlugin, hook: str, call: Callable[..., Any], exchange: Exchange, subject: Any
+) -> _Waits | None:
+    """The same for a hook that answers nothing, without the exception that an answer comes by."""
+    try:
+        work = call(exchange, subject)
+        if work is None or not isinstance(work, Coroutine):
+            return None  # of a plain function
+        waits_for = next(work.__await__(), _ENDED)
+    except FAULTS as error:
+        _failed(plugin, hook, error)
+        return None
+    return None if waits_for is _ENDED else _Waits(work, waits_for)
 
 
 def _failed(plugin: LoadedPlugin, hook: str, error: BaseException) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import uuid
 from contextlib import suppress
@@ -62,14 +61,18 @@ class Proxy:
         holds: HoldQueue,
         clock: Clock,
     ) -> None:
-        self._settings = settings
+        self._max_body_bytes = settings.max_body_bytes
+        self._max_held_body_bytes = settings.max_held_body_bytes
+        self._max_collected_bytes = settings.max_collected_bytes
+        self._hook_timeout_s = settings.hook_timeout_s
+        self._may_debug = settings.debug_header
         self.serving = serving
         self._sessions = sessions
         self._session_headers = SessionHeaders(settings.session_headers)
         self._attempts = Attempts(workers, upstream, holds, clock, hold_for_starting=settings.hold_for_starting_workers)
         self._clock = clock
-        self._prefix = uuid.uuid4().hex[:8]
-        self._serial = itertools.count(1)
+        self._prefix = uuid.uuid4().hex[:8] + "-"
+        self._serial = 0
         self.running: set[Exchange] = set()
         self.is_stopping = False
 
@@ -80,16 +83,17 @@ class Proxy:
         upload = Upload(
             length=head.content_length,
             is_declared=head.is_declared,
-            max_body_bytes=self._settings.max_body_bytes,
-            max_held_bytes=self._settings.max_held_body_bytes,
+            max_body_bytes=self._max_body_bytes,
+            max_held_bytes=self._max_held_body_bytes,
         )
         request = Request(inbound.method, inbound.path, inbound.query, Headers(head.fields), upload)
-        exchange = Exchange(f"{self._prefix}-{next(self._serial):x}", request, started_at=self._clock.now())
+        self._serial += 1
+        exchange = Exchange(self._prefix + hex(self._serial)[2:], request, started_at=self._clock.now())
         exchange.client_host = inbound.client_host
         exchange.switches = (head.profile, head.plugins)
         plan, refusal = serving.plans.nothing, None
         try:
-            if self._settings.debug_header:
+            if self._may_debug:
                 exchange.is_debugged = debug.is_wanted(head.debug)
             plan = self._enter(exchange, session_id, head.session_id, serving)
         except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
@@ -99,7 +103,7 @@ class Proxy:
                 await Delivery(exchange, plan, inbound, max_collected_bytes=0).send(refusal)
             return
         serving.in_use.enter()
-        delivery = Delivery(exchange, plan, inbound, max_collected_bytes=self._settings.max_collected_bytes)
+        delivery = Delivery(exchange, plan, inbound, max_collected_bytes=self._max_collected_bytes)
         self.running.add(exchange)
         outcome, fatal = UNKNOWN, None
         try:
@@ -273,7 +277,7 @@ class Proxy:
         if delivery.answer is None or delivery.is_whole:
             return
         try:
-            await within(self._settings.hook_timeout_s, _give_up(delivery.answer))
+            await within(self._hook_timeout_s, _give_up(delivery.answer))
         except TimeoutError:
             log.error("%r: what wrapped its answer does not end (router.hook_timeout_s)", exchange)
 

@@ -9,7 +9,7 @@ from typing import Any
 from router_core.hookspecs import ASYNC, CallNext
 from router_core.types import Answer, Exchange
 
-SAMPLE = 16
+SAMPLE = 64
 """The first so many exchanges are timed, then one of so many: to look at the clock costs more than most hooks."""
 
 
