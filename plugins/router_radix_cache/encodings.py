@@ -43,14 +43,14 @@ class Encodings:
             self._known.move_to_end(key)
             return known
         running = self._running[key] = asyncio.get_running_loop().create_future()
-        encoded: Encoded | None = None
+        made: list[Encoded] = []
         try:
-            encoded = await self._encode(text, is_start)
+            made.append(await self._encode(text, is_start))
         finally:
             del self._running[key]
-            running.set_result(encoded)
-        self._keep(key, encoded)
-        return encoded
+            running.set_result(made[0] if made else None)
+        self._keep(key, made[0])
+        return made[0]
 
     def _keep(self, key: tuple[str, bool], encoded: Encoded) -> None:
         self.encoded_tokens += len(encoded.ids)
