@@ -142,7 +142,8 @@ class ValueScanner:
             end = self._find(window, lambda needle: max(0, size - len(needle) + 1))
             if end >= 0:
                 return self._found_needle(end - size)
-        end = self._find(chunk, lambda needle: at)
+        start = 1 if at == 0 and self._tail.endswith(b"\\") else at
+        end = self._find(chunk, lambda needle: start)
         if end >= 0:
             return self._found_needle(end)
         self._tail = (self._tail + chunk[max(at, len(chunk) - self._reach) :])[-self._reach :]

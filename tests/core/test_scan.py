@@ -94,6 +94,14 @@ def test_a_json_body_cut_anywhere_loses_its_values_and_nothing_else(answer, size
     assert not scanner.is_inside
 
 
+def test_a_name_behind_a_backslash_that_ended_the_last_chunk_is_no_key() -> None:
+    body = json.dumps({f'a"{KEY}': [1]}).encode()
+    at = body.index(KEY.encode()) - 1
+    scanner = scanned([body[:at], body[at:]])
+    assert body[at - 1 : at] == b"\\"
+    assert (scanner.values, scanner.rest_bytes()) == ([], body)
+
+
 @settings(max_examples=200, deadline=None)
 @given(values, st.lists(st.integers(0, 7), max_size=60))
 def test_a_replacement_stands_in_for_the_whole_value(answer, sizes) -> None:
