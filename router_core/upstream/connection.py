@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             on_write()
-        except Exception as error:  # noqa: BLE001  # raised where the answer is waited for
+        except BaseException as error:  # noqa: BLE001  # raised where the answer is waited for
             answer.stop(error)
             return
         answer.is_sent = True
@@ -286,7 +286,7 @@ class H1Answer:
         """Whether its worker is not read, because of them."""
         self.is_sent = False
         """Whether a byte of the request was written."""
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._connection = connection
         self._ends_by_close = False
         self._is_read = False
@@ -396,7 +396,7 @@ class H1Answer:
         self._is_over = True
         self.wake()
 
-    def stop(self, error: Exception) -> None:
+    def stop(self, error: BaseException) -> None:
         """The request is not to be written."""
         self.error = error
         self.wake()
