@@ -354,7 +354,7 @@ class _Waits:
         self.work, self.waits_for = work, waits_for
 
 
-def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> Any:
     """Runs an async hook to its first wait: what it answered, or `_Waits` where there is one, as seldom."""
     try:
         work = call(*args)
