@@ -331,7 +331,10 @@ def _awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]
     """An implementation of an async hook that may be plain, as one that is not."""
 
     async def awaited(*args: Any) -> Any:
-        answer = call(*args)
+        try:
+            answer = call(*args)
+        except StopIteration as error:  # leaving a compiled coroutine, it would be taken for what that returned
+            raise RuntimeError("a hook raised StopIteration") from error
         return await answer if isinstance(answer, Awaitable) else answer
 
     return awaited
