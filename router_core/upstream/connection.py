@@ -118,9 +118,13 @@ class Connection(asyncio.Protocol):
         self._unsent, self._on_write = b"", None
         if answer is None or on_write is None:
             return
-        if self._has_served and not self.is_fresh():
-            self.drop()
-            answer.stay_unsent()
+        if self._has_served:
+            if not self.is_fresh():
+                self.drop()
+                answer.stay_unsent()
+                return
+        elif self.transport.is_closing():  # a new one that its worker has closed at once
+            answer.lose(None)
             return
         try:
             on_write()
