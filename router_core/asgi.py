@@ -95,9 +95,7 @@ class Front:
         else:
             routes.in_use.enter()
             try:
-                try:
-                    self.access.check(scope, raw)
-                except Reject as refusal:
+                if (refusal := _refusal(self.access, scope, raw)) is not None:
                     await _refuse(refusal, send)
                     return
                 if (address := self.access.data_address(scope)) is not None:
@@ -110,17 +108,27 @@ class Front:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                told = "lifespan.startup.complete"
                 try:
                     await self._start()
                 except Exception as error:  # who serves raises it
                     log.debug("the router did not start: %r", error, exc_info=error)
-                    await send({"type": "lifespan.startup.failed", "message": ""})
+                    told = "lifespan.startup.failed"
+                await send({"type": told})
+                if told == "lifespan.startup.failed":
                     return
-                await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
                 await self._stop()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+
+
+def _refusal(access: Access, scope: Scope, raw_path: bytes) -> Reject | None:
+    try:
+        access.check(scope, raw_path)
+    except Reject as refusal:
+        return refusal
+    return None
 
 
 async def _refuse(refusal: Reject, send: Send) -> None:

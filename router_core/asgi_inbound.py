@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from router_core.deadline import within
 from router_core.errors import ClientLeft, RouterError
 from router_core.headers import RawHeaders
 from router_core.upload import FULL_S, Upload
@@ -18,6 +19,25 @@ HAS_LEFT = "router_core.has_left"
 """Scope key of a function that says whether the client has closed its side, even behind bytes that nobody reads."""
 BROKEN = "router_core.broken"
 """Scope key of a `Broken`, put there by the outermost guard."""
+
+
+DEPARTURE = "router_core.departure"
+"""Scope key of a `Departure`, where the server has one."""
+
+
+class Departure:
+    """Where the server's connection says that its client has left, to who would else have to ask all the time."""
+
+    __slots__ = ("has_been", "on_left")
+
+    def __init__(self) -> None:
+        self.has_been = False
+        self.on_left: Callable[[], None] | None = None
+
+    def tell(self) -> None:
+        self.has_been = True
+        if self.on_left is not None:
+            self.on_left()
 
 
 class Broken:
@@ -33,7 +53,7 @@ class AsgiInbound:
     """`Inbound` over an ASGI scope.
 
     It reads on while nobody takes the body, because a server stops reading a socket whose bytes pile up, and would
-    not see the client leave.
+    not see the client leave; after the body, where nobody else says that the client has left.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, path: bytes) -> None:
@@ -50,31 +70,44 @@ class AsgiInbound:
         self._receive = receive
         self._send = send
         self._has_left: Callable[[], bool] | None = scope.get(HAS_LEFT)
+        self._departure: Departure | None = scope.get(DEPARTURE)
+        self._upload: Upload | None = None
+        self._interrupt: Callable[[RouterError], None] = _nobody
+        self._room: asyncio.Event | None = None
         self._task = asyncio.current_task()
         self._reading: asyncio.Task[None] | None = None
 
     # --------------------------------------------------------------------------------------------------------- the body
     def open(self, upload: Upload, interrupt: Callable[[RouterError], None]) -> Awaitable[None]:
         self._upload, self._interrupt = upload, interrupt
-        self._room = asyncio.Event()
-        upload.on_room = self._room.set
-        return self._open()
+        return self._open(upload)
 
-    async def _open(self) -> None:
-        self._upload.check_length()
-        if not await self._next():
-            raise self._upload.error or ClientLeft("the client closed its connection")
-        self._reading = asyncio.get_running_loop().create_task(self._read_on(), name="reads a client")
+    async def _open(self, upload: Upload) -> None:
+        upload.check_length()
+        if not await self._next(upload):
+            raise upload.error or ClientLeft("the client closed its connection")
+        departure = self._departure
+        if departure is None or not upload.is_complete:
+            self._reading = asyncio.get_running_loop().create_task(self._read_on(upload), name="reads a client")
+        elif departure.has_been:
+            raise ClientLeft("the client closed its connection")
+        else:
+            departure.on_left = self._leave
 
-    async def _read_on(self) -> None:
-        while await self._next():
+    async def _read_on(self, upload: Upload) -> None:
+        while await self._next(upload):
             pass
 
-    async def _next(self) -> bool:
-        upload = self._upload
+    def _leave(self) -> None:
+        error = ClientLeft("the client closed its connection")
+        if self._upload is not None:
+            self._upload.fail(error)
+        self._interrupt(error)
+
+    async def _next(self, upload: Upload) -> bool:
         try:
             if not upload.is_complete:
-                await self._make_room()
+                await self._make_room(upload)
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft("the client closed its connection")
@@ -87,17 +120,19 @@ class AsgiInbound:
             return False
         return True
 
-    async def _make_room(self) -> None:
+    async def _make_room(self, upload: Upload) -> None:
         """Waits while the buffer is full. Raises Reject for a held body above its bound, and ClientLeft."""
-        while self._upload.is_full:
+        while upload.is_full:
+            if self._room is None:
+                self._room = asyncio.Event()
+                upload.on_room = self._room.set
             self._room.clear()
             try:
-                async with asyncio.timeout(FULL_S):
-                    await self._room.wait()
+                await within(FULL_S, self._room.wait())
             except TimeoutError:
                 if self._has_left is not None and self._has_left():
                     raise ClientLeft("the client closed its connection") from None
-                if (refusal := self._upload.overdue()) is not None:
+                if (refusal := upload.overdue()) is not None:
                     raise refusal from None
 
     def cancel(self) -> None:
@@ -107,6 +142,9 @@ class AsgiInbound:
     def close(self) -> None:
         self._has_left = None
         self._interrupt = _nobody
+        if self._departure is not None:
+            self._departure.on_left = None
+            self._departure = None
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None  # it holds on to what holds it

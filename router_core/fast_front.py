@@ -19,9 +19,6 @@ from router_core.protocol import Protocol
 class FastProtocol(Protocol):
     """One client's connection."""
 
-    cycle: Any
-    """`FastCycle`, or uvicorn's own."""
-
     def __init__(self, front: Front, outbox: Outbox, **uvicorn: Any) -> None:
         super().__init__(outbox, **uvicorn)
         self._front = front
@@ -54,7 +51,7 @@ class FastProtocol(Protocol):
             self._serve(cycle)
         else:
             self.flow.pause_reading()
-            self.pipeline.appendleft((cycle, self.app))  # type: ignore[arg-type]  # it has what uvicorn asks of a cycle
+            self.pipeline.appendleft((cycle, self.app))  # it has what uvicorn asks of a cycle
             self._watch_client()
         if self.parser.should_upgrade():
             self._note_framing()

@@ -9,7 +9,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router_core.asgi_inbound import HAS_LEFT
+from router_core.asgi_inbound import DEPARTURE, HAS_LEFT, Departure
 from router_core.errors import Reject
 from router_core.headers import content_length, one_date_and_server
 from router_core.outbox import Outbox, OutboxTransport
@@ -28,6 +28,23 @@ class Protocol(HttpToolsProtocol):
     the body as the next request. (Java's HttpClient asks every server for h2c, on its POSTs too.) So the body is read
     by a new parser, which is told its framing first.
     """
+
+    # uvicorn's, named here so that compiled they are slots, and found at once
+    parser: Any
+    loop: Any
+    transport: Any
+    flow: Any
+    client: Any
+    scheme: Any
+    headers: Any
+    url: Any
+    expect_100_continue: Any
+    cycle: Any
+    pipeline: Any
+    tasks: Any
+    server_state: Any
+    timeout_keep_alive: Any
+    timeout_keep_alive_task: Any
 
     _framing: bytes | None = None
     """Of the body that follows the head of a request for an upgrade."""
@@ -89,7 +106,8 @@ class Protocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_amid_head = True
-        self.scope[HAS_LEFT] = self.has_left  # type: ignore[literal-required]  # for the core alone
+        scope: Any = self.scope
+        scope[HAS_LEFT], scope[DEPARTURE] = self.has_left, Departure()  # for the core alone
 
     def on_headers_complete(self) -> None:
         self._is_amid_head = False
@@ -141,6 +159,9 @@ class Protocol(HttpToolsProtocol):
         """The client of the request that is served is gone."""
         if not cycle.response_complete:
             cycle.disconnected = True
+            departure: Departure | None = cycle.scope.get(DEPARTURE)
+            if departure is not None:
+                departure.tell()
         cycle.message_event.set()
 
     def is_between_requests(self) -> bool:
@@ -148,7 +169,7 @@ class Protocol(HttpToolsProtocol):
         cycle = self.cycle
         if self._is_amid_head or (cycle is not None and not (cycle.response_complete and self._is_received(cycle))):
             return False
-        return self.transport.get_write_buffer_size() == 0
+        return bool(self.transport.get_write_buffer_size() == 0)
 
     def _is_received(self, cycle: Any) -> bool:
         return not cycle.more_body
