@@ -82,6 +82,8 @@ class Delivery:
             await room
         self.has_begun = True
         async for chunk in answer.chunks:
+            if not isinstance(chunk, bytes):  # written later, it would take what is held before it with it
+                raise TypeError(f"a chunk of an answer that is no bytes: {chunk!r}")
             if self._observers:
                 self._observe(chunk)
             if not has_body or not chunk:

@@ -331,10 +331,18 @@ def _awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]
     """An implementation of an async hook that may be plain, as one that is not."""
 
     async def awaited(*args: Any) -> Any:
-        answer = call(*args)
+        try:
+            answer = call(*args)
+        except StopIteration as error:  # leaving a compiled coroutine, it would be taken for what that returned
+            raise RuntimeError("a hook raised StopIteration") from error
         return await answer if isinstance(answer, Awaitable) else answer
 
     return awaited
+
+
+async def _coroutine(work: Awaitable[Any]) -> Any:
+    """What a plain function gives to be awaited, where that is a future or the like."""
+    return await work
 
 
 _ENDED = object()
@@ -349,12 +357,19 @@ class _Waits:
         self.work, self.waits_for = work, waits_for
 
 
-def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
+def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> Any:
     """Runs an async hook to its first wait: what it answered, or `_Waits` where there is one, as seldom."""
     try:
         work = call(*args)
-        if work is None or isinstance(work, Answer) or not isinstance(work, Coroutine):
+        if work is None or isinstance(work, Answer):
             return work  # of a plain function
+        if not isinstance(work, Coroutine):
+            if not isinstance(work, Awaitable):
+                return work
+            work = _coroutine(work)
+    except FAULTS as error:  # a StopIteration, too, which is no answer here
+        return _failed(plugin, hook, error)
+    try:
         return _Waits(work, work.send(None))
     except StopIteration as done:
         return done.value
@@ -368,8 +383,12 @@ def _begun_silent(
     """The same for a hook that answers nothing, without the exception that an answer comes by."""
     try:
         work = call(exchange, subject)
-        if work is None or not isinstance(work, Coroutine):
+        if work is None:
             return None  # of a plain function
+        if not isinstance(work, Coroutine):
+            if not isinstance(work, Awaitable):
+                return None
+            work = _coroutine(work)
         waits_for = next(work.__await__(), _ENDED)
     except FAULTS as error:
         _failed(plugin, hook, error)

@@ -152,6 +152,9 @@ class Upload:
         if self._is_streaming:
             raise RuntimeError("the body was streamed to a worker: it cannot be sent a second time")
         self._is_streaming = True
+        if self._whole:  # it has come since the stream was made, and somebody asked for all of it
+            self._pieces.append(self._whole)
+            self._whole = None
 
     async def take(self) -> bytes:
         """The next piece of a streamed body, ``b""`` after the last one."""

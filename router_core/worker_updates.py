@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from router_core.bodies import is_text
 from router_core.errors import Reject
 from router_core.types import Worker
 from router_core.workers import WorkerTable
@@ -48,7 +49,7 @@ def _checked(entry: Any, index: int, check: Callable[[Mapping[str, Any]], T]) ->
     if not isinstance(entry, dict):
         raise Reject(400, "malformed_body", f"entry {index} is {entry!r}, not an object with a worker_id", "workers")
     name = entry.get("worker_id") or entry.get("url")
-    if not isinstance(name, str) or not name:
+    if not name or not is_text(name):
         raise Reject(400, "bad_value", f"entry {index}: worker_id must be a worker's id or URL", "worker_id")
     dp_rank = entry.get("dp_rank")
     if dp_rank is not None and (isinstance(dp_rank, bool) or not isinstance(dp_rank, int) or dp_rank < 0):

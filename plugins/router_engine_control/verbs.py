@@ -89,7 +89,7 @@ def read_abort(body: bytes) -> list[str] | None:
     """The rids that an ``/abort_request`` names; None: all. Raises Reject (400) naming the field."""
     try:
         call = json.loads(body or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Reject(400, "malformed_body", f"the body is not JSON: {error}") from None
     if not isinstance(call, dict):
         raise Reject(400, "malformed_body", f"the body must be a JSON object, not {type(call).__name__}")
@@ -126,6 +126,6 @@ def read_object(body: bytes) -> dict[str, Any]:
     """A body's JSON object; an empty one where it is none."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -35,6 +35,8 @@ class Answer:
         """The code of the router's own error, where this answer is one."""
         if chunks is None:
             self.set_body(body or b"")
+        else:
+            _check(chunks)
 
     @classmethod
     def json(cls, status: int, value: Any, headers: Headers | None = None) -> Answer:
@@ -67,6 +69,7 @@ class Answer:
 
     @chunks.setter
     def chunks(self, chunks: AsyncIterator[bytes]) -> None:
+        _check(chunks)
         self._chunks, self._body = chunks, None
         self.headers.remove("content-length")
 
@@ -109,6 +112,12 @@ class Answer:
         close = getattr(self._chunks, "aclose", None)
         if close is not None:
             await close()
+
+
+def _check(chunks: object) -> None:
+    """Raises TypeError for what is no stream: an ``async for`` over it ends the process where mypyc compiled it."""
+    if chunks is not None and not hasattr(chunks.__class__, "__aiter__"):
+        raise TypeError(f"chunks are an asynchronous iterator of bytes, not {chunks!r}")
 
 
 def _json(value: Any) -> bytes:

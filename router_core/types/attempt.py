@@ -104,7 +104,7 @@ class Attempt:
                 check()
             except RouterError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit, asyncio.CancelledError) as error:
                 name = getattr(check, "__qualname__", repr(check))
                 raise PluginError(name, "before_send", f"{type(error).__name__}: {error}") from error
         self.request_sent = True

@@ -118,13 +118,17 @@ class Connection(asyncio.Protocol):
         self._unsent, self._on_write = b"", None
         if answer is None or on_write is None:
             return
-        if self._has_served and not self.is_fresh():
-            self.drop()
-            answer.stay_unsent()
+        if self._has_served:
+            if not self.is_fresh():
+                self.drop()
+                answer.stay_unsent()
+                return
+        elif self.transport.is_closing():  # a new one that its worker has closed at once
+            answer.lose(None)
             return
         try:
             on_write()
-        except Exception as error:  # noqa: BLE001  # raised where the answer is waited for
+        except BaseException as error:  # noqa: BLE001  # raised where the answer is waited for
             answer.stop(error)
             return
         answer.is_sent = True
@@ -286,7 +290,7 @@ class H1Answer:
         """Whether its worker is not read, because of them."""
         self.is_sent = False
         """Whether a byte of the request was written."""
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._connection = connection
         self._ends_by_close = False
         self._is_read = False
@@ -396,7 +400,7 @@ class H1Answer:
         self._is_over = True
         self.wake()
 
-    def stop(self, error: Exception) -> None:
+    def stop(self, error: BaseException) -> None:
         """The request is not to be written."""
         self.error = error
         self.wake()

@@ -282,7 +282,7 @@ async def test_a_wrapper_that_fails_breaks_its_own_transfer(serve: Serve, wrap: 
 
 
 @pytest.mark.parametrize("chunks", [None, 7, "text", [b"a"], iter([b"a"])])
-async def test_chunks_that_are_no_stream_break_their_own_transfer(serve: Serve, chunks: Any) -> None:
+async def test_chunks_that_are_no_stream_are_the_failure_of_who_set_them(serve: Serve, chunks: Any) -> None:
     async with ScriptedWorker() as worker:
         router = await serve(worker, classes=(wrapping(lambda _: chunks),))
         worker.handler = reply(b"hello")
@@ -290,7 +290,7 @@ async def test_chunks_that_are_no_stream_break_their_own_transfer(serve: Serve, 
         if chunks is None:
             assert (answer.status, answer.body) == (200, b"")
         else:
-            assert (answer.status, answer.clean) == (200, False)
+            assert (answer.status, answer.json()["error"]["code"]) == (500, "plugin_error")
         await worker.wait_until_idle()
     await router.settle()
 
@@ -401,3 +401,34 @@ async def test_a_huge_upload_to_a_slow_worker_is_not_held_in_memory(start_proces
                 await sending
         assert (answer.status, answer.body) == (200, b"taken")
         assert growth.peak_mib < 16
+
+
+class Texts:
+    """A stream that gives what is no bytes, with a length as if it were."""
+
+    def __init__(self) -> None:
+        self._left = 3
+
+    def __aiter__(self) -> "Texts":
+        return self
+
+    async def __anext__(self) -> str:
+        if not self._left:
+            raise StopAsyncIteration
+        self._left -= 1
+        return "x"
+
+
+@pytest.mark.parametrize("has_length", [False, True])
+async def test_a_chunk_that_is_no_bytes_breaks_the_transfer(serve: Serve, has_length: bool) -> None:
+    class Wraps:
+        @hookimpl
+        async def response_start(self, answer: Answer) -> None:
+            answer.chunks = Texts()  # type: ignore[assignment]
+            if has_length:
+                answer.headers.set("content-length", "3")
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Wraps,))
+        answer = await exchange_once(router.port, json={"text": "hi"})
+        assert (answer.clean, answer.body) == (False, b"")

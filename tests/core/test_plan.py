@@ -165,6 +165,53 @@ async def test_async_hooks_that_have_nothing_to_await_may_be_plain(serve: Serve)
 
 
 @pytest.mark.parametrize("is_timed", [False, True])
+async def test_a_plain_hook_may_give_what_is_to_be_awaited(serve: Serve, is_timed: bool) -> None:
+    """Not only a coroutine: a task of its own, too."""
+
+    async def put(exchange: Exchange) -> None:
+        await asyncio.sleep(0)
+        exchange.request.headers.set("x-put", "1")
+
+    async def tell(answer: Answer) -> None:
+        await asyncio.sleep(0)
+        answer.headers.set("x-told", "1")
+
+    class Plain:
+        @hookimpl
+        def request_start(self, exchange: Exchange) -> Any:
+            return asyncio.ensure_future(put(exchange))
+
+        @hookimpl
+        def response_start(self, answer: Answer) -> Any:
+            return asyncio.ensure_future(tell(answer))
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Plain,))
+        if is_timed:
+            router.application.plans.time_hooks()
+        answer = await exchange_once(router.port, json=ASK)
+        assert (answer.status, answer.get("x-told")) == (200, "1")
+        assert worker.requests[0].get("x-put") == "1"
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+@pytest.mark.parametrize("hook", ["request_start", "attempt_start", "response_start"])
+async def test_a_plain_hook_that_runs_out_of_something_fails(serve: Serve, hook: str, is_timed: bool) -> None:
+    """Its StopIteration is no coroutine's answer."""
+
+    def fails(self: Any) -> None:
+        next(iter(()))
+
+    plain = type("Plain", (), {hook: hookimpl(fails)})
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(plain,))
+        if is_timed:
+            router.application.plans.time_hooks()
+        answer = await exchange_once(router.port, json=ASK)
+        assert (answer.status, answer.json()["error"]["hook"]) == (500, hook)
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
 async def test_a_plain_request_start_may_answer_and_what_is_no_answer_is_refused(serve: Serve, is_timed: bool) -> None:
     class Plain:
         @hookimpl
@@ -868,14 +915,19 @@ async def test_an_identity_that_is_no_text_is_the_failure_of_who_gave_it(serve: 
         assert (told["plugin"], told["hook"]) == ("numbers", "identify")
 
 
-async def test_a_check_that_fails_before_sending_is_blamed_on_no_layer(serve: Serve) -> None:
+@pytest.mark.parametrize("error", [KeyError, StopIteration, asyncio.CancelledError, SystemExit])
+async def test_a_check_that_fails_before_sending_is_blamed_on_no_layer(
+    serve: Serve, error: type[BaseException]
+) -> None:
+    """And costs no other exchange, whose request is written in the same turn of the loop."""
+
     class Checks:
         @hookimpl
         async def attempt_start(self, attempt: Attempt) -> None:
             attempt.before_send(self._check)
 
         def _check(self) -> None:
-            raise KeyError("what it never kept")
+            raise error("what it never kept")
 
     class Layer:
         @hookimpl

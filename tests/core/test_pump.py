@@ -358,6 +358,17 @@ async def test_the_body_is_whole_once_it_came() -> None:
     inbound.close()
 
 
+async def test_a_body_that_is_asked_for_before_its_stream_begins_is_streamed_all_the_same() -> None:
+    upload = upload_of()
+    upload.put(b"a")
+    stream = upload.stream()  # decided while some of it was still to come
+    upload.put(b"b")
+    upload.finish()
+    assert upload.whole == b"ab"
+    assert b"".join([part async for part in stream]) == b"ab"
+    assert (upload.is_streamed, upload.whole, upload.is_full) == (True, None, False)
+
+
 async def test_a_streamed_upload_is_read_no_faster_than_it_is_taken() -> None:
     receive = Scripted(*[piece(b"x" * 100_000) for _ in range(50)], piece(b"", more=False))
     upload, inbound = await opened(receive, [], max_body_bytes=1 << 30)

@@ -73,3 +73,10 @@ async def test_a_body_that_is_no_json_is_a_400(body: bytes) -> None:
     async with running_router([FIRST], enabled=[]) as router:
         answer = await exchange_once(router.port, "POST", "/workers/update_stats", body=body)
         assert (answer.status, answer.json()["error"]["code"]) == (400, "malformed_body")
+
+
+async def test_half_a_character_is_no_worker() -> None:
+    async with running_router([FIRST], enabled=[]) as router:
+        pushed = b'{"worker_id": "\\ud800", "running": 1}'
+        answer = await exchange_once(router.port, "POST", "/workers/update_stats", body=pushed)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "worker_id")

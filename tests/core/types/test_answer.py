@@ -75,3 +75,13 @@ def test_an_error_is_an_envelope() -> None:
     error = {"message": "nobody", "type": "router_error", "code": "no_worker", "workers": {}, "param": "url"}
     assert json.loads(answer.ready_body or b"") == {"error": error}
     assert json.loads(Answer.error(Reject(404, "x", "m")).ready_body or b"")["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("chunks", [b"x", [b"x"], (piece for piece in [b"x"]), 5])
+def test_what_is_no_asynchronous_iterator_is_no_stream(chunks: object) -> None:
+    with pytest.raises(TypeError, match="asynchronous iterator"):
+        Answer(200, chunks=chunks)  # type: ignore[arg-type]
+    answer = Answer(200, body=b"as it was")
+    with pytest.raises(TypeError, match="asynchronous iterator"):
+        answer.chunks = chunks  # type: ignore[assignment]
+    assert answer.ready_body == b"as it was"

@@ -136,3 +136,15 @@ async def test_an_answer_given_up_before_its_request_was_written_leaves_nothing_
     await end_of_turn()
     assert (worker.transport.written, worker.written_for) == (b"", 0)
     assert worker.transport.is_over
+
+
+@pytest.mark.parametrize("body", [b"{}", b"x" * 200_000])
+async def test_a_new_connection_that_is_closing_is_a_lost_worker_that_was_sent_nothing(
+    worker: Worker, body: bytes
+) -> None:
+    """Its end is known, and will be told in the next turn."""
+    worker.transport.abort()
+    answer = worker.connection.start(Outgoing("POST", "http://w:1", b"/generate", [], body), worker.begin)
+    with pytest.raises(WorkerLost) as lost:
+        await answer.wait_for_head()
+    assert (lost.value.request_sent, worker.written_for, worker.transport.written) == (False, 0, b"")

@@ -23,6 +23,7 @@ def test_an_abort_names_rids_or_all(body, rids):
     ("body", "param"),
     [
         (b"", "rid"),
+        (b"[" * 200_000, None),
         (b"{}", "rid"),
         (b'{"rid": ""}', "rid"),
         (b'{"rid": 7}', "rid"),
