@@ -340,8 +340,14 @@ def _awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]
     return awaited
 
 
-async def _coroutine(work: Awaitable[Any]) -> Any:
-    """What a plain function gives to be awaited, where that is a future or the like."""
+def _coroutine_of(work: Any) -> Coroutine[Any, Any, Any] | None:
+    """What a hook gave to be awaited, be it a future; None for an answer of a plain function."""
+    if isinstance(work, Coroutine):
+        return work
+    return _awaiting(work) if isinstance(work, Awaitable) else None
+
+
+async def _awaiting(work: Awaitable[Any]) -> Any:
     return await work
 
 
@@ -363,14 +369,12 @@ def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any
         work = call(*args)
         if work is None or isinstance(work, Answer):
             return work  # of a plain function
-        if not isinstance(work, Coroutine):
-            if not isinstance(work, Awaitable):
-                return work
-            work = _coroutine(work)
+        if (coroutine := _coroutine_of(work)) is None:
+            return work
     except FAULTS as error:  # a StopIteration, too, which is no answer here
         return _failed(plugin, hook, error)
     try:
-        return _Waits(work, work.send(None))
+        return _Waits(coroutine, coroutine.send(None))
     except StopIteration as done:
         return done.value
     except FAULTS as error:
@@ -385,15 +389,13 @@ def _begun_silent(
         work = call(exchange, subject)
         if work is None:
             return None  # of a plain function
-        if not isinstance(work, Coroutine):
-            if not isinstance(work, Awaitable):
-                return None
-            work = _coroutine(work)
-        waits_for = next(work.__await__(), _ENDED)
+        if (coroutine := _coroutine_of(work)) is None:
+            return None
+        waits_for = next(coroutine.__await__(), _ENDED)
     except FAULTS as error:
         _failed(plugin, hook, error)
         return None
-    return None if waits_for is _ENDED else _Waits(work, waits_for)
+    return None if waits_for is _ENDED else _Waits(coroutine, waits_for)
 
 
 def _failed(plugin: LoadedPlugin, hook: str, error: BaseException) -> Any:

@@ -134,7 +134,7 @@ class EngineControl:
     async def _find_rids(self, exchange: Exchange, settings: Settings) -> list[str]:
         """The rids in the request's body; one is put in where the settings say so."""
         request = exchange.request
-        injects = settings.inject_rid and exchange.request.path == b"/generate"
+        injects = settings.inject_rid and request.path == b"/generate"
         if not injects and not self._is_read(exchange, settings.max_rid_body_bytes):
             return []
         if not injects:

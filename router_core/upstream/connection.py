@@ -329,7 +329,7 @@ class H1Answer:
         False: the idle connection had ended, and nothing was written to it.
         """
         while not self.has_head:
-            if self._is_over:
+            if self._is_over and not self.is_sent:  # what was written is never sent again
                 return False
             if self.error is not None:
                 raise self.error

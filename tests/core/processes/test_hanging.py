@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from processes_kit import Connect, children_of, ids_of, is_alive, until
 
 from router_core.testing import NoAnswerError, ScriptedWorker, exchange_once
@@ -153,12 +154,18 @@ async def test_a_process_that_hangs_ends_with_its_supervisor_too(start_two: Any,
         assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], NoAnswerError | ConnectionError)
 
 
-async def test_a_startup_that_never_ends_is_no_reload_and_the_next_one_is(
-    start_two: Any, connect: Connect, tmp_path: Path
-) -> None:
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A configuration to begin with, beside the plugins that others name."""
     (tmp_path / "mine.py").write_text(MINE)
     config = tmp_path / "plugins.toml"
     _reload_to(config)
+    return config
+
+
+async def test_a_startup_that_never_ends_is_no_reload_and_the_next_one_is(
+    start_two: Any, connect: Connect, config: Path
+) -> None:
     router = await start_two("--config", str(config), "--set", "reload_timeout_s=1")
     pids, clients = children_of(router.pid), await connect(router.port)
     _reload_to(config, "NeverStarts")
@@ -171,11 +178,8 @@ async def test_a_startup_that_never_ends_is_no_reload_and_the_next_one_is(
 
 
 async def test_plugins_that_take_long_to_start_at_a_reload_are_no_hang(
-    start_two: Any, connect: Connect, tmp_path: Path
+    start_two: Any, connect: Connect, config: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-    config = tmp_path / "plugins.toml"
-    _reload_to(config)
     router = await start_two("--config", str(config), "--set", "process_timeout_s=0.5")
     pids, clients = children_of(router.pid), await connect(router.port, 1)
     _reload_to(config, "StartsSlowly")
@@ -185,11 +189,8 @@ async def test_plugins_that_take_long_to_start_at_a_reload_are_no_hang(
 
 
 async def test_a_process_that_hangs_at_a_reload_is_replaced_by_one_of_the_new_configuration(
-    start_two: Any, connect: Connect, tmp_path: Path
+    start_two: Any, connect: Connect, config: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
-    config = tmp_path / "plugins.toml"
-    _reload_to(config)
     router = await start_two("--config", str(config), "--set", "reload_timeout_s=2", *QUICK)
     pids = children_of(router.pid)
     _reload_to(config, "HangsOnce")
