@@ -148,7 +148,7 @@ class Protocol(HttpToolsProtocol):
                 self._watch_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Lets go of its last request, which holds on to it: the collector seldom comes by (`server.GC_THRESHOLDS`)."""
+        """Lets go of its last request, which holds on to it: the collector seldom comes by (`garbage.THRESHOLDS`)."""
         super().connection_lost(exc)
         self.pipeline.clear()
         if self._serving is not None:
