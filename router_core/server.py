@@ -27,7 +27,7 @@ from router_core.build import build_name
 from router_core.config import Config
 from router_core.errors import ConfigError
 from router_core.fast_front import FastProtocol
-from router_core.file_limit import raise_file_limit
+from router_core.file_limit import grow_file_table, raise_file_limit
 from router_core.garbage import Collector
 from router_core.outbox import Outbox
 from router_core.protocol import Protocol
@@ -319,6 +319,7 @@ def serve(application: Application) -> int:
     clear_ready_file(settings.ready_file, config.where("router.ready_file"))
     listeners = listen(config)
     raise_file_limit(settings.max_held_requests)
+    grow_file_table(settings.max_held_requests)
     server = _ProcessServer(application, listeners)
     try:
         server.run(sockets=listeners.all)
