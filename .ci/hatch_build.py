@@ -75,6 +75,7 @@ def compile_modules(modules: list[str], opt_level: str) -> None:
         debug_level="0",
         group_name=GROUP,
         target_dir="build",
+        multi_file=True,  # one file of everything takes the C compiler twice as long
     )
     leave_weak_references(Path("build"))
     build_extensions(extensions)
