@@ -77,8 +77,8 @@ class Attempts:
     async def _run(self, exchange: Exchange, plan: Plan, attempt: Attempt) -> Answer:
         try:
             hand_over_rank(attempt)
-            if plan.starts_attempts:
-                await plan.attempt_start(exchange, attempt)
+            if plan.starts_attempts and (telling := plan.attempt_start(exchange, attempt)) is not None:
+                await telling
             request = attempt.request
             outgoing = _outgoing(attempt, await request.body() if request.has_edits else request.ready_body)
             request.forget_json()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from router_core.errors import PluginError, Reject
 from router_core.headers import RawHeaders, fields_to_send
 from router_core.inbound import Inbound, Room
-from router_core.plan import Plan, observe
+from router_core.plan import FAULTS, Plan
 from router_core.types import Answer, Exchange
 
 NO_BODY = (204, 304)
@@ -102,11 +102,14 @@ class Delivery:
         return self._exchange.request.method != "HEAD" and answer.status not in NO_BODY
 
     def _observe(self, chunk: bytes) -> None:
-        self._observers = tuple(
-            (plugin, call)
-            for plugin, call in self._observers
-            if observe(plugin, "response_chunk", call, self._exchange, chunk)
-        )
+        exchange = self._exchange
+        for observer in self._observers:
+            plugin, call = observer
+            try:
+                call(exchange, chunk)
+            except FAULTS as error:  # nothing depends on an observer
+                plugin.failed("response_chunk", error)
+                self._observers = tuple(other for other in self._observers if other is not observer)
 
 
 def _checked(answer: Answer) -> tuple[RawHeaders, int | None]:

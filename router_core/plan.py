@@ -12,9 +12,9 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from types import CoroutineType, MappingProxyType
 from typing import Any, Literal
 
 from router_core.deadline import finish_within
@@ -201,28 +201,71 @@ class Plan:
         return None
 
     # ---------------------------------------------------------------------------------------------------- async hooks
-    async def request_start(self, exchange: Exchange) -> Answer | None:
-        for plugin, call in self._request_start:
-            answer = _begun(plugin, "request_start", call, exchange)
-            if isinstance(answer, _Waits):
-                answer = await self._rest(plugin, "request_start", answer)
-            if isinstance(answer, Answer):
+    def request_start(self, exchange: Exchange) -> Answer | Awaitable[Answer | None] | None:
+        """An answer, None, or what is to be awaited for either, where a plugin waits."""
+        return self._ask(iter(self._request_start), exchange)
+
+    def _ask(self, hooks: Iterator[Call], exchange: Exchange) -> Answer | Awaitable[Answer | None] | None:
+        for plugin, call in hooks:
+            try:
+                answer = call(exchange)
+            except FAULTS as error:
+                answer = _failed(plugin, "request_start", error)
+            if answer is None:
+                continue
+            if not isinstance(answer, Answer):
+                answer = _begun(plugin, "request_start", answer)
+                if isinstance(answer, _Waits):
+                    return self._ask_on(hooks, exchange, plugin, answer)
+            if (answer := _checked_answer(plugin, answer)) is not None:
                 return answer
-            if answer is not None:
-                _refuse(plugin, "request_start", f"answered {answer!r}, not an Answer")
         return None
 
-    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
-        for plugin, call in self._attempt_start:
-            waits = _begun_silent(plugin, "attempt_start", call, exchange, attempt)
-            if waits is not None:
-                await self._rest(plugin, "attempt_start", waits)
+    async def _ask_on(
+        self, hooks: Iterator[Call], exchange: Exchange, plugin: LoadedPlugin, waits: _Waits
+    ) -> Answer | None:
+        """The same from a plugin that waits on."""
+        if (answer := _checked_answer(plugin, await self._rest(plugin, "request_start", waits))) is not None:
+            return answer
+        rest = self._ask(hooks, exchange)
+        return rest if rest is None or isinstance(rest, Answer) else await rest
 
-    async def response_start(self, exchange: Exchange, answer: Answer) -> None:
-        for plugin, call in self._response_start:
-            waits = _begun_silent(plugin, "response_start", call, exchange, answer)
-            if waits is not None:
-                await self._rest(plugin, "response_start", waits)
+    def attempt_start(self, exchange: Exchange, attempt: Attempt) -> Awaitable[None] | None:
+        """What is to be awaited, where a plugin waits."""
+        return self._tell(iter(self._attempt_start), "attempt_start", exchange, attempt)
+
+    def response_start(self, exchange: Exchange, answer: Answer) -> Awaitable[None] | None:
+        """What is to be awaited, where a plugin waits."""
+        return self._tell(iter(self._response_start), "response_start", exchange, answer)
+
+    def _tell(self, hooks: Iterator[Call], hook: str, exchange: Exchange, subject: Any) -> Awaitable[None] | None:
+        """Calls hooks that answer nothing, without the exception that a coroutine's answer comes by."""
+        for plugin, call in hooks:
+            try:
+                work = call(exchange, subject)
+                if work is None or (coroutine := _coroutine_of(work)) is None:
+                    continue  # of a plain function
+                waits_for = next(coroutine.__await__(), _ENDED)
+            except FAULTS as error:
+                _failed(plugin, hook, error)
+                continue
+            if waits_for is not _ENDED:
+                return self._tell_on(hooks, hook, exchange, subject, plugin, _Waits(coroutine, waits_for))
+        return None
+
+    async def _tell_on(
+        self,
+        hooks: Iterator[Call],
+        hook: str,
+        exchange: Exchange,
+        subject: Any,
+        plugin: LoadedPlugin,
+        waits: _Waits,
+    ) -> None:
+        """The same from a plugin that waits on."""
+        await self._rest(plugin, hook, waits)
+        if (rest := self._tell(hooks, hook, exchange, subject)) is not None:
+            await rest
 
     async def _rest(self, plugin: LoadedPlugin, hook: str, waits: _Waits) -> Any:
         """What a hook answers that waits for something: in time, or it has failed."""
@@ -235,11 +278,30 @@ class Plan:
         """The onion around ``attempt``."""
         return self.inner(0, exchange, attempt)
 
-    async def _layer(self, depth: int, exchange: Exchange, attempt: CallNext) -> Answer:
+    def inner(self, depth: int, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
+        """The layers from ``depth`` on, and the attempt in the middle."""
+        if depth == len(self._around):
+            return attempt(exchange)
         plugin, call = self._around[depth]
         inner = _Inner(self, depth + 1, exchange, attempt)
         try:
-            answer = await call(exchange, inner)
+            work = call(exchange, inner)
+            if work is inner.given and work is not None:
+                return work  # a plain function that passes on: nothing of it is left to look after
+            return self._layer(plugin, inner, exchange, work)
+        except PASSING:
+            raise
+        except FAULTS as error:
+            if error is exchange.attempt_error or is_cancelled(error):
+                raise
+            failure = _layer_failed(plugin, error)
+        if plugin.on_error == "skip" and not inner.is_called:
+            return inner(exchange)
+        raise failure
+
+    async def _layer(self, plugin: LoadedPlugin, inner: _Inner, exchange: Exchange, work: Any) -> Answer:
+        try:
+            answer = await work
             if isinstance(answer, Answer):
                 return answer
             failure = plugin.failed("around_upstream", f"answered {answer!r}, not an Answer")
@@ -248,22 +310,21 @@ class Plan:
         except FAULTS as error:
             if error is exchange.attempt_error or is_cancelled(error):
                 raise
-            failure = plugin.failed("around_upstream", error)
-            failure.__cause__ = error
+            failure = _layer_failed(plugin, error)
         if plugin.on_error == "skip" and not inner.is_called:
             return await inner(exchange)
         raise failure
-
-    def inner(self, depth: int, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
-        """The layers from ``depth`` on, and the attempt in the middle."""
-        return attempt(exchange) if depth == len(self._around) else self._layer(depth, exchange, attempt)
 
     # ------------------------------------------------------------------------------------------------------- sessions
     async def session_opened(self, session: Session, body: dict[str, Any]) -> set[str]:
         """The keys of the body that plugins take. Raises Reject where one refuses the session."""
         taken: set[str] = set()
         for plugin, call in self._session_opened:
-            keys = _begun(plugin, "session_opened", call, session, body)
+            try:
+                keys = call(session, body)
+            except FAULTS as error:
+                keys = _failed(plugin, "session_opened", error)
+            keys = _begun(plugin, "session_opened", keys)
             if isinstance(keys, _Waits):
                 keys = await self._rest(plugin, "session_opened", keys)
             if keys is None:
@@ -316,15 +377,24 @@ def is_cancelled(error: BaseException) -> bool:
 class _Inner:
     """What a layer of the onion is given to call: the layers inside it. It may be called more than once."""
 
-    __slots__ = ("_attempt", "_depth", "_exchange", "_plan", "is_called")
+    __slots__ = ("_attempt", "_depth", "_exchange", "_plan", "given", "is_called")
 
     def __init__(self, plan: Plan, depth: int, exchange: Exchange, attempt: CallNext) -> None:
         self._plan, self._depth, self._exchange, self._attempt = plan, depth, exchange, attempt
         self.is_called = False
+        self.given: Awaitable[Answer] | None = None
+        """What the newest call gave to be awaited."""
 
     def __call__(self, exchange: Exchange) -> Awaitable[Answer]:
         self.is_called = True
-        return self._plan.inner(self._depth, self._exchange, self._attempt)
+        self.given = given = self._plan.inner(self._depth, self._exchange, self._attempt)
+        return given
+
+
+def _layer_failed(plugin: LoadedPlugin, error: BaseException) -> PluginError:
+    failure = plugin.failed("around_upstream", error)
+    failure.__cause__ = error
+    return failure
 
 
 def _awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -342,8 +412,9 @@ def _awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]
 
 def _coroutine_of(work: Any) -> Coroutine[Any, Any, Any] | None:
     """What a hook gave to be awaited, be it a future; None for an answer of a plain function."""
-    if isinstance(work, Coroutine):
-        return work
+    if work.__class__ is CoroutineType or isinstance(work, Coroutine):
+        coroutine: Coroutine[Any, Any, Any] = work
+        return coroutine
     return _awaiting(work) if isinstance(work, Awaitable) else None
 
 
@@ -363,16 +434,10 @@ class _Waits:
         self.work, self.waits_for = work, waits_for
 
 
-def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> Any:
-    """Runs an async hook to its first wait: what it answered, or `_Waits` where there is one, as seldom."""
-    try:
-        work = call(*args)
-        if work is None or isinstance(work, Answer):
-            return work  # of a plain function
-        if (coroutine := _coroutine_of(work)) is None:
-            return work
-    except FAULTS as error:  # a StopIteration, too, which is no answer here
-        return _failed(plugin, hook, error)
+def _begun(plugin: LoadedPlugin, hook: str, work: Any) -> Any:
+    """Runs what an async hook gave to its first wait: its answer, or `_Waits` where there is one, as seldom."""
+    if (coroutine := _coroutine_of(work)) is None:
+        return work
     try:
         return _Waits(coroutine, coroutine.send(None))
     except StopIteration as done:
@@ -381,21 +446,11 @@ def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any
         return _failed(plugin, hook, error)
 
 
-def _begun_silent(
-    plugin: LoadedPlugin, hook: str, call: Callable[..., Any], exchange: Exchange, subject: Any
-) -> _Waits | None:
-    """The same for a hook that answers nothing, without the exception that an answer comes by."""
-    try:
-        work = call(exchange, subject)
-        if work is None:
-            return None  # of a plain function
-        if (coroutine := _coroutine_of(work)) is None:
-            return None
-        waits_for = next(coroutine.__await__(), _ENDED)
-    except FAULTS as error:
-        _failed(plugin, hook, error)
-        return None
-    return None if waits_for is _ENDED else _Waits(coroutine, waits_for)
+def _checked_answer(plugin: LoadedPlugin, answer: Any) -> Answer | None:
+    if answer is None or isinstance(answer, Answer):
+        return answer
+    _refuse(plugin, "request_start", f"answered {answer!r}, not an Answer")
+    return None
 
 
 def _failed(plugin: LoadedPlugin, hook: str, error: BaseException) -> Any:
