@@ -208,25 +208,30 @@ class Plan:
     def _ask(self, hooks: Iterator[Call], exchange: Exchange) -> Answer | Awaitable[Answer | None] | None:
         for plugin, call in hooks:
             try:
-                answer = call(exchange)
+                work = call(exchange)
             except FAULTS as error:
-                answer = _failed(plugin, "request_start", error)
-            if answer is None:
-                continue
-            if not isinstance(answer, Answer):
-                answer = _begun(plugin, "request_start", answer)
-                if isinstance(answer, _Waits):
-                    return self._ask_on(hooks, exchange, plugin, answer)
-            if (answer := _checked_answer(plugin, answer)) is not None:
-                return answer
+                work = _failed(plugin, "request_start", error)
+            if work is not None:
+                turn = _Turn()
+                asking = _asking(turn, hooks, exchange, plugin, work)
+                waits_for = next(asking.__await__(), _ENDED)
+                return turn.answer if waits_for is _ENDED else self._ask_on(turn, hooks, exchange, asking, waits_for)
         return None
 
     async def _ask_on(
-        self, hooks: Iterator[Call], exchange: Exchange, plugin: LoadedPlugin, waits: _Waits
+        self,
+        turn: _Turn,
+        hooks: Iterator[Call],
+        exchange: Exchange,
+        asking: Coroutine[Any, Any, None],
+        waits_for: Any,
     ) -> Answer | None:
         """The same from a plugin that waits on."""
-        if (answer := _checked_answer(plugin, await self._rest(plugin, "request_start", waits))) is not None:
-            return answer
+        assert turn.plugin is not None
+        turn.has_waited = True
+        await self._rest(turn.plugin, "request_start", _Waits(asking, waits_for))
+        if turn.answer is not None:
+            return turn.answer
         rest = self._ask(hooks, exchange)
         return rest if rest is None or isinstance(rest, Answer) else await rest
 
@@ -446,11 +451,43 @@ def _begun(plugin: LoadedPlugin, hook: str, work: Any) -> Any:
         return _failed(plugin, hook, error)
 
 
-def _checked_answer(plugin: LoadedPlugin, answer: Any) -> Answer | None:
-    if answer is None or isinstance(answer, Answer):
-        return answer
-    _refuse(plugin, "request_start", f"answered {answer!r}, not an Answer")
-    return None
+class _Turn:
+    """Whose turn it is to answer, and who did. (Set by the class: made for nearly every request.)"""
+
+    plugin: LoadedPlugin | None = None
+    answer: Answer | None = None
+    has_waited: bool = False
+
+
+async def _asking(turn: _Turn, hooks: Iterator[Call], exchange: Exchange, plugin: LoadedPlugin, work: Any) -> None:
+    """Awaits what a plugin gave for its answer, then asks the next one, until one has answered or waited.
+
+    All in one coroutine: what ends in it costs no exception for its answer.
+    """
+    while True:
+        turn.plugin = plugin
+        try:
+            if work.__class__ is CoroutineType or isinstance(work, Awaitable):
+                work = await work
+        except FAULTS as error:
+            work = _failed(plugin, "request_start", error)
+        if isinstance(work, Answer):
+            turn.answer = work
+            return
+        if work is not None:
+            _refuse(plugin, "request_start", f"answered {work!r}, not an Answer")
+            work = None
+        if turn.has_waited:
+            return
+        for plugin, call in hooks:
+            try:
+                work = call(exchange)
+            except FAULTS as error:
+                work = _failed(plugin, "request_start", error)
+            if work is not None:
+                break
+        else:
+            return
 
 
 def _failed(plugin: LoadedPlugin, hook: str, error: BaseException) -> Any:
