@@ -285,28 +285,19 @@ class Plan:
 
     def inner(self, depth: int, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
         """The layers from ``depth`` on, and the attempt in the middle."""
-        if depth == len(self._around):
-            return attempt(exchange)
-        plugin, call = self._around[depth]
-        inner = _Inner(self, depth + 1, exchange, attempt)
-        try:
-            work = call(exchange, inner)
-            if work is inner.given and work is not None:
-                return work  # a plain function that passes on: nothing of it is left to look after
-            return self._layer(plugin, inner, exchange, work)
-        except PASSING:
-            raise
-        except FAULTS as error:
-            if error is exchange.attempt_error or is_cancelled(error):
-                raise
-            failure = _layer_failed(plugin, error)
-        if plugin.on_error == "skip" and not inner.is_called:
-            return inner(exchange)
-        raise failure
+        return attempt(exchange) if depth == len(self._around) else self._layer(depth, exchange, attempt)
 
-    async def _layer(self, plugin: LoadedPlugin, inner: _Inner, exchange: Exchange, work: Any) -> Answer:
+    async def _layer(self, depth: int, exchange: Exchange, attempt: CallNext) -> Answer:
+        plugin, call = self._around[depth]
+        is_called = False
+
+        def call_next(_: Exchange) -> Awaitable[Answer]:  # a function: an object that is called costs more
+            nonlocal is_called
+            is_called = True
+            return self.inner(depth + 1, exchange, attempt)
+
         try:
-            answer = await work
+            answer = await call(exchange, call_next)
             if isinstance(answer, Answer):
                 return answer
             failure = plugin.failed("around_upstream", f"answered {answer!r}, not an Answer")
@@ -315,9 +306,10 @@ class Plan:
         except FAULTS as error:
             if error is exchange.attempt_error or is_cancelled(error):
                 raise
-            failure = _layer_failed(plugin, error)
-        if plugin.on_error == "skip" and not inner.is_called:
-            return await inner(exchange)
+            failure = plugin.failed("around_upstream", error)
+            failure.__cause__ = error
+        if plugin.on_error == "skip" and not is_called:
+            return await call_next(exchange)
         raise failure
 
     # ------------------------------------------------------------------------------------------------------- sessions
@@ -377,29 +369,6 @@ def is_cancelled(error: BaseException) -> bool:
     """Whether this is a cancellation of the task that runs the hook, and not one that the plugin raised itself."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-
-
-class _Inner:
-    """What a layer of the onion is given to call: the layers inside it. It may be called more than once."""
-
-    __slots__ = ("_attempt", "_depth", "_exchange", "_plan", "given", "is_called")
-
-    def __init__(self, plan: Plan, depth: int, exchange: Exchange, attempt: CallNext) -> None:
-        self._plan, self._depth, self._exchange, self._attempt = plan, depth, exchange, attempt
-        self.is_called = False
-        self.given: Awaitable[Answer] | None = None
-        """What the newest call gave to be awaited."""
-
-    def __call__(self, exchange: Exchange) -> Awaitable[Answer]:
-        self.is_called = True
-        self.given = given = self._plan.inner(self._depth, self._exchange, self._attempt)
-        return given
-
-
-def _layer_failed(plugin: LoadedPlugin, error: BaseException) -> PluginError:
-    failure = plugin.failed("around_upstream", error)
-    failure.__cause__ = error
-    return failure
 
 
 def _awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
