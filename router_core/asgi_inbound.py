@@ -160,6 +160,9 @@ class AsgiInbound:
     async def write(self, chunk: bytes) -> None:
         await self._pass({"type": "http.response.body", "body": chunk, "more_body": True})
 
+    def write_now(self, chunk: bytes) -> bool:
+        return False  # a message is awaited
+
     async def end(self) -> None:
         await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router_core.attempt import Relay
 from router_core.errors import PluginError, Reject
 from router_core.headers import RawHeaders, fields_to_send
 from router_core.inbound import Inbound, Room
@@ -17,6 +18,7 @@ class Delivery:
     __slots__ = (
         "_exchange",
         "_inbound",
+        "_left",
         "_max_collected_bytes",
         "_observers",
         "answer",
@@ -29,6 +31,8 @@ class Delivery:
         self._inbound = inbound
         self._max_collected_bytes = max_collected_bytes
         self._observers = plan.chunk_observers
+        self._left: int | None = None
+        """Bytes of the body that are still to come; None where nobody declared how many."""
         self.answer: Answer | None = None
         """What is being delivered."""
         self.has_begun = False
@@ -77,26 +81,39 @@ class Delivery:
         return self._inbound.whole(answer.status, fields, body)
 
     async def _send_pieces(self, answer: Answer, fields: RawHeaders, length: int | None) -> None:
-        inbound, has_body, sent = self._inbound, self._has_body(answer), 0
+        inbound, has_body = self._inbound, self._has_body(answer)
         if (room := inbound.begin(answer.status, fields, is_chunked=has_body and length is None)) is not None:
             await room
         self.has_begun = True
-        async for chunk in answer.chunks:
+        self._left, chunks = length, answer.chunks
+        if isinstance(chunks, Relay) and has_body and not self._observers:
+            chunks.pass_to(self._pass)
+        async for chunk in chunks:
             if not isinstance(chunk, bytes):  # written later, it would take what is held before it with it
                 raise TypeError(f"a chunk of an answer that is no bytes: {chunk!r}")
             if self._observers:
                 self._observe(chunk)
             if not has_body or not chunk:
                 continue
-            sent += len(chunk)
-            if length is not None and sent > length:
-                break
+            if self._left is not None:
+                self._left -= len(chunk)
+                if self._left < 0:
+                    break
             if (room := inbound.write(chunk)) is not None:
                 await room
-        if has_body and length not in (None, sent):
+        if has_body and self._left:
             raise RuntimeError(f"the answer's content length is {length}, its body is not")
         if (room := inbound.end()) is not None:
             await room
+
+    def _pass(self, chunk: bytes) -> bool:
+        """Writes a chunk as it comes, if nobody has to wait or to be told; where not, `_send_pieces` does."""
+        size = len(chunk)
+        if (self._left is not None and size > self._left) or not self._inbound.write_now(chunk):
+            return False
+        if self._left is not None:
+            self._left -= size
+        return True
 
     def _has_body(self, answer: Answer) -> bool:
         return self._exchange.request.method != "HEAD" and answer.status not in NO_BODY

@@ -214,15 +214,23 @@ class FastCycle:
         return None
 
     def write(self, chunk: bytes) -> Room:
-        if self.disconnected:
-            return None
-        if not self._is_chunked:
-            self._transport.write(chunk)
-        elif len(chunk) < COPIED_BYTES:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
-        else:
-            self._transport.writelines((b"%x\r\n" % len(chunk), chunk, b"\r\n"))
+        if not self.disconnected:
+            self._transport.writelines(self._framed(chunk))
         return self._flow.drain() if self._flow.write_paused else None
+
+    def write_now(self, chunk: bytes) -> bool:
+        if self._flow.write_paused:
+            return False
+        if not self.disconnected:
+            self._transport.write_through(self._framed(chunk))
+        return True
+
+    def _framed(self, chunk: bytes) -> tuple[bytes, ...]:
+        if not self._is_chunked:
+            return (chunk,)
+        if len(chunk) < COPIED_BYTES:
+            return (b"%x\r\n%b\r\n" % (len(chunk), chunk),)
+        return (b"%x\r\n" % len(chunk), chunk, b"\r\n")
 
     def end(self) -> Room:
         if not self.disconnected:
