@@ -24,6 +24,7 @@ class Delivery:
         "answer",
         "has_begun",
         "is_whole",
+        "knows_chunks",
     )
 
     def __init__(self, exchange: Exchange, plan: Plan, inbound: Inbound, *, max_collected_bytes: int) -> None:
@@ -38,11 +39,8 @@ class Delivery:
         self.has_begun = False
         """Whether the head has left: from here on an error can only break the transfer."""
         self.is_whole = False
-
-    @property
-    def knows_chunks(self) -> bool:
+        self.knows_chunks = inbound.http_version != "1.0"
         """Whether the client does."""
-        return self._inbound.http_version != "1.0"
 
     async def collect(self, answer: Answer) -> None:
         """An answer of unknown length, for a client that knows no chunks. Raises WorkerFault, Reject."""

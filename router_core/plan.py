@@ -248,14 +248,12 @@ class Plan:
         for plugin, call in hooks:
             try:
                 work = call(exchange, subject)
-                if work is None or (coroutine := _coroutine_of(work)) is None:
+                if work is None or (work.__class__ is not CoroutineType and (work := _coroutine_of(work)) is None):
                     continue  # of a plain function
-                waits_for = next(coroutine.__await__(), _ENDED)
+                for waits_for in work.__await__():
+                    return self._tell_on(hooks, hook, exchange, subject, plugin, _Waits(work, waits_for))
             except FAULTS as error:
                 _failed(plugin, hook, error)
-                continue
-            if waits_for is not _ENDED:
-                return self._tell_on(hooks, hook, exchange, subject, plugin, _Waits(coroutine, waits_for))
         return None
 
     async def _tell_on(
@@ -386,9 +384,8 @@ def _awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]
 
 def _coroutine_of(work: Any) -> Coroutine[Any, Any, Any] | None:
     """What a hook gave to be awaited, be it a future; None for an answer of a plain function."""
-    if work.__class__ is CoroutineType or isinstance(work, Coroutine):
-        coroutine: Coroutine[Any, Any, Any] = work
-        return coroutine
+    if isinstance(work, Coroutine):
+        return work
     return _awaiting(work) if isinstance(work, Awaitable) else None
 
 
