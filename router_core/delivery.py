@@ -118,13 +118,12 @@ class Delivery:
 
     def _observe(self, chunk: bytes) -> None:
         exchange = self._exchange
-        for observer in self._observers:
-            plugin, call = observer
+        for plugin, call in self._observers:
             try:
                 call(exchange, chunk)
             except FAULTS as error:  # nothing depends on an observer
                 plugin.failed("response_chunk", error)
-                self._observers = tuple(other for other in self._observers if other is not observer)
+                self._observers = tuple(each for each in self._observers if each[0] is not plugin)
 
 
 def _checked(answer: Answer) -> tuple[RawHeaders, int | None]:
