@@ -222,7 +222,7 @@ class FastCycle:
         if self._flow.write_paused:
             return False
         if not self.disconnected:
-            self._transport.write_through(self._framed(chunk))
+            self._transport.writelines(self._framed(chunk))
         return True
 
     def _framed(self, chunk: bytes) -> tuple[bytes, ...]:

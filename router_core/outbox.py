@@ -72,16 +72,6 @@ class OutboxTransport(asyncio.Transport):
         for data in list_of_data:
             self.write(data)
 
-    def write_through(self, list_of_data: Iterable[bytes]) -> None:
-        """Writes what is held back and then this, at once: for bytes that pass while the loop reads what is there.
-
-        uvloop holds such writes itself until it has read everything.
-        """
-        self.flush()
-        if not self._transport.is_closing():
-            for data in list_of_data:
-                self._transport.write(data)
-
     def flush(self) -> None:
         """Writes what was held back, at once."""
         parts = self._parts
