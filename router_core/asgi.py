@@ -79,30 +79,30 @@ class Front:
         self._stop = stop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
+        if scope["type"] == "http":
+            routes = self.routes
+            raw: bytes = scope["raw_path"]
+            if (turn := passes_on(routes, raw)) is not None:
+                path, session_id = turn
+                await self.proxy.serve(AsgiInbound(scope, receive, send, path), session_id)
+            else:
+                await self._own(routes, raw, scope, receive, send)
+        elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            await self._http(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        routes = self.routes
-        raw: bytes = scope["raw_path"]
-        if (turn := passes_on(routes, raw)) is not None:
-            path, session_id = turn
-            await self.proxy.serve(AsgiInbound(scope, receive, send, path), session_id)
-        else:
-            routes.in_use.enter()
-            try:
-                if (refusal := _refusal(self.access, scope, raw)) is not None:
-                    await _refuse(refusal, send)
-                    return
-                if (address := self.access.data_address(scope)) is not None:
-                    scope[DATA_ADDRESS] = address
-                await routes.app(scope, receive, _dated(send))
-            finally:
-                routes.in_use.leave()
+    async def _own(self, routes: Routes, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        routes.in_use.enter()
+        try:
+            if (refusal := _refusal(self.access, scope, raw)) is not None:
+                await _refuse(refusal, send)
+                return
+            if (address := self.access.data_address(scope)) is not None:
+                scope[DATA_ADDRESS] = address
+            await routes.app(scope, receive, _dated(send))
+        finally:
+            routes.in_use.leave()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -168,10 +168,9 @@ class Guard:
         broken = Broken()
         scope[BROKEN] = broken
 
-        async def guarded(message: MutableMapping[str, Any]) -> None:
+        def guarded(message: MutableMapping[str, Any]) -> Awaitable[None]:
             is_end = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if not (broken.is_broken and is_end):
-                await send(message)
+            return _nothing() if broken.is_broken and is_end else send(message)
 
         try:
             await self._app(scope, receive, guarded)
@@ -179,3 +178,7 @@ class Guard:
             if not broken.is_broken:
                 raise
             log.debug("a middleware raised over a broken answer: %r", error)
+
+
+async def _nothing() -> None:
+    """Sends no message."""

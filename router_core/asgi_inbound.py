@@ -151,17 +151,23 @@ class AsgiInbound:
 
     # ------------------------------------------------------------------------------------------------------- the answer
     async def whole(self, status: int, fields: RawHeaders, body: bytes) -> None:
-        await self._pass({"type": "http.response.start", "status": status, "headers": fields})
-        await self._pass({"type": "http.response.body", "body": body, "more_body": False})
+        try:
+            await self._send({"type": "http.response.start", "status": status, "headers": fields})
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        except OSError as error:
+            raise ClientLeft("the client closed its connection") from error
 
-    async def begin(self, status: int, fields: RawHeaders, *, is_chunked: bool) -> None:
-        await self._pass({"type": "http.response.start", "status": status, "headers": fields})
+    def begin(self, status: int, fields: RawHeaders, *, is_chunked: bool) -> Awaitable[None]:
+        return self._pass({"type": "http.response.start", "status": status, "headers": fields})
 
-    async def write(self, chunk: bytes) -> None:
-        await self._pass({"type": "http.response.body", "body": chunk, "more_body": True})
+    def write(self, chunk: bytes) -> Awaitable[None]:
+        return self._pass({"type": "http.response.body", "body": chunk, "more_body": True})
 
-    async def end(self) -> None:
-        await self._pass({"type": "http.response.body", "body": b"", "more_body": False})
+    def write_now(self, chunk: bytes) -> bool:
+        return False  # a message is awaited
+
+    def end(self) -> Awaitable[None]:
+        return self._pass({"type": "http.response.body", "body": b"", "more_body": False})
 
     def break_off(self) -> None:
         if isinstance(broken := self._scope.get(BROKEN), Broken):

@@ -77,8 +77,8 @@ class Attempts:
     async def _run(self, exchange: Exchange, plan: Plan, attempt: Attempt) -> Answer:
         try:
             hand_over_rank(attempt)
-            if plan.starts_attempts:
-                await plan.attempt_start(exchange, attempt)
+            if plan.starts_attempts and (telling := plan.attempt_start(exchange, attempt)) is not None:
+                await telling
             request = attempt.request
             outgoing = _outgoing(attempt, await request.body() if request.has_edits else request.ready_body)
             request.forget_json()
@@ -92,7 +92,7 @@ class Attempts:
             attempt.close()
         attempt.status = incoming.status
         attempt.first_byte_at = attempt.worker.last_byte_at = self._clock.now()
-        return Answer(incoming.status, Headers(incoming.headers), chunks=_Relay(self, attempt, incoming))
+        return Answer(incoming.status, Headers(incoming.headers), chunks=Relay(self, attempt, incoming))
 
     def end(self, attempt: Attempt, outcome: Outcome, error: BaseException | None = None) -> None:
         """Releases the worker's inflight count and connection; only the first call counts."""
@@ -117,7 +117,7 @@ class Attempts:
         attempt.worker.last_byte_at = self._clock.now()
 
 
-class _Relay:
+class Relay:
     """The chunks of a worker's answer; ends its attempt with the last one."""
 
     __slots__ = ("_attempt", "_attempts", "_incoming", "_is_whole")
@@ -128,7 +128,7 @@ class _Relay:
         self._incoming = incoming
         self._is_whole = False
 
-    def __aiter__(self) -> _Relay:
+    def __aiter__(self) -> Relay:
         return self
 
     async def __anext__(self) -> bytes:
@@ -147,6 +147,19 @@ class _Relay:
             raise StopAsyncIteration
         self._attempts.touch(self._attempt)
         return chunk
+
+    def pass_to(self, take: Callable[[bytes], bool]) -> None:
+        """Has ``take`` called with a chunk as it comes, while somebody waits for one, who then waits on.
+
+        Where it answers False, and the last time, the chunk is given to who waits.
+        """
+        attempts, attempt = self._attempts, self._attempt
+
+        def touch_and_take(chunk: bytes) -> bool:
+            attempts.touch(attempt)
+            return take(chunk)
+
+        self._incoming.pass_to(touch_and_take)
 
     def take_whole(self) -> bytes | None:
         """Everything at once, if it is all there and nothing of it was read: the attempt has ended then."""

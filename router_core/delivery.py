@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from router_core.attempt import Relay
 from router_core.errors import PluginError, Reject
 from router_core.headers import RawHeaders, fields_to_send
 from router_core.inbound import Inbound, Room
-from router_core.plan import Plan, observe
+from router_core.plan import FAULTS, Plan
 from router_core.types import Answer, Exchange
 
 NO_BODY = (204, 304)
@@ -17,11 +18,13 @@ class Delivery:
     __slots__ = (
         "_exchange",
         "_inbound",
+        "_left",
         "_max_collected_bytes",
         "_observers",
         "answer",
         "has_begun",
         "is_whole",
+        "knows_chunks",
     )
 
     def __init__(self, exchange: Exchange, plan: Plan, inbound: Inbound, *, max_collected_bytes: int) -> None:
@@ -29,16 +32,15 @@ class Delivery:
         self._inbound = inbound
         self._max_collected_bytes = max_collected_bytes
         self._observers = plan.chunk_observers
+        self._left: int | None = None
+        """Bytes of the body that are still to come; None where nobody declared how many."""
         self.answer: Answer | None = None
         """What is being delivered."""
         self.has_begun = False
         """Whether the head has left: from here on an error can only break the transfer."""
         self.is_whole = False
-
-    @property
-    def knows_chunks(self) -> bool:
+        self.knows_chunks = inbound.http_version != "1.0"
         """Whether the client does."""
-        return self._inbound.http_version != "1.0"
 
     async def collect(self, answer: Answer) -> None:
         """An answer of unknown length, for a client that knows no chunks. Raises WorkerFault, Reject."""
@@ -77,36 +79,51 @@ class Delivery:
         return self._inbound.whole(answer.status, fields, body)
 
     async def _send_pieces(self, answer: Answer, fields: RawHeaders, length: int | None) -> None:
-        inbound, has_body, sent = self._inbound, self._has_body(answer), 0
+        inbound, has_body = self._inbound, self._has_body(answer)
         if (room := inbound.begin(answer.status, fields, is_chunked=has_body and length is None)) is not None:
             await room
         self.has_begun = True
-        async for chunk in answer.chunks:
+        self._left, chunks = length, answer.chunks
+        if isinstance(chunks, Relay) and has_body and not self._observers:
+            chunks.pass_to(self._pass)
+        async for chunk in chunks:
             if not isinstance(chunk, bytes):  # written later, it would take what is held before it with it
                 raise TypeError(f"a chunk of an answer that is no bytes: {chunk!r}")
             if self._observers:
                 self._observe(chunk)
             if not has_body or not chunk:
                 continue
-            sent += len(chunk)
-            if length is not None and sent > length:
-                break
+            if self._left is not None:
+                self._left -= len(chunk)
+                if self._left < 0:
+                    break
             if (room := inbound.write(chunk)) is not None:
                 await room
-        if has_body and length not in (None, sent):
+        if has_body and self._left:
             raise RuntimeError(f"the answer's content length is {length}, its body is not")
         if (room := inbound.end()) is not None:
             await room
+
+    def _pass(self, chunk: bytes) -> bool:
+        """Writes a chunk as it comes, if nobody has to wait or to be told; where not, `_send_pieces` does."""
+        size = len(chunk)
+        if (self._left is not None and size > self._left) or not self._inbound.write_now(chunk):
+            return False
+        if self._left is not None:
+            self._left -= size
+        return True
 
     def _has_body(self, answer: Answer) -> bool:
         return self._exchange.request.method != "HEAD" and answer.status not in NO_BODY
 
     def _observe(self, chunk: bytes) -> None:
-        self._observers = tuple(
-            (plugin, call)
-            for plugin, call in self._observers
-            if observe(plugin, "response_chunk", call, self._exchange, chunk)
-        )
+        exchange = self._exchange
+        for plugin, call in self._observers:
+            try:
+                call(exchange, chunk)
+            except FAULTS as error:  # nothing depends on an observer
+                plugin.failed("response_chunk", error)
+                self._observers = tuple(each for each in self._observers if each[0] is not plugin)
 
 
 def _checked(answer: Answer) -> tuple[RawHeaders, int | None]:

@@ -214,15 +214,24 @@ class FastCycle:
         return None
 
     def write(self, chunk: bytes) -> Room:
-        if self.disconnected:
-            return None
+        if not self.disconnected:
+            self._send(chunk)
+        return self._flow.drain() if self._flow.write_paused else None
+
+    def write_now(self, chunk: bytes) -> bool:
+        if self._flow.write_paused:
+            return False
+        if not self.disconnected:
+            self._send(chunk)
+        return True
+
+    def _send(self, chunk: bytes) -> None:
         if not self._is_chunked:
             self._transport.pass_on(chunk)
         elif len(chunk) < COPIED_BYTES:
             self._transport.pass_on(b"%x\r\n%b\r\n" % (len(chunk), chunk))
         else:
             self._transport.writelines((b"%x\r\n" % len(chunk), chunk, b"\r\n"))
-        return self._flow.drain() if self._flow.write_paused else None
 
     def end(self) -> Room:
         if not self.disconnected:

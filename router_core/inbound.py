@@ -51,6 +51,9 @@ class Inbound(Protocol):
     def write(self, chunk: bytes) -> Room:
         """A piece of its body."""
 
+    def write_now(self, chunk: bytes) -> bool:
+        """The same from whoever cannot await; False: not now, and nothing was written."""
+
     def end(self) -> Room:
         """It is whole."""
 

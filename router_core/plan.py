@@ -12,9 +12,9 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from types import CoroutineType, MappingProxyType
 from typing import Any, Literal
 
 from router_core.deadline import finish_within
@@ -201,28 +201,74 @@ class Plan:
         return None
 
     # ---------------------------------------------------------------------------------------------------- async hooks
-    async def request_start(self, exchange: Exchange) -> Answer | None:
-        for plugin, call in self._request_start:
-            answer = _begun(plugin, "request_start", call, exchange)
-            if isinstance(answer, _Waits):
-                answer = await self._rest(plugin, "request_start", answer)
-            if isinstance(answer, Answer):
-                return answer
-            if answer is not None:
-                _refuse(plugin, "request_start", f"answered {answer!r}, not an Answer")
+    def request_start(self, exchange: Exchange) -> Answer | Awaitable[Answer | None] | None:
+        """An answer, None, or what is to be awaited for either, where a plugin waits."""
+        return self._ask(iter(self._request_start), exchange)
+
+    def _ask(self, hooks: Iterator[Call], exchange: Exchange) -> Answer | Awaitable[Answer | None] | None:
+        for plugin, call in hooks:
+            try:
+                work = call(exchange)
+            except FAULTS as error:
+                work = _failed(plugin, "request_start", error)
+            if work is not None:
+                turn = _Turn()
+                asking = _asking(turn, hooks, exchange, plugin, work)
+                waits_for = next(asking.__await__(), _ENDED)
+                return turn.answer if waits_for is _ENDED else self._ask_on(turn, hooks, exchange, asking, waits_for)
         return None
 
-    async def attempt_start(self, exchange: Exchange, attempt: Attempt) -> None:
-        for plugin, call in self._attempt_start:
-            waits = _begun_silent(plugin, "attempt_start", call, exchange, attempt)
-            if waits is not None:
-                await self._rest(plugin, "attempt_start", waits)
+    async def _ask_on(
+        self,
+        turn: _Turn,
+        hooks: Iterator[Call],
+        exchange: Exchange,
+        asking: Coroutine[Any, Any, None],
+        waits_for: Any,
+    ) -> Answer | None:
+        """The same from a plugin that waits on."""
+        assert turn.plugin is not None
+        turn.has_waited = True
+        await self._rest(turn.plugin, "request_start", _Waits(asking, waits_for))
+        if turn.answer is not None:
+            return turn.answer
+        rest = self._ask(hooks, exchange)
+        return rest if rest is None or isinstance(rest, Answer) else await rest
 
-    async def response_start(self, exchange: Exchange, answer: Answer) -> None:
-        for plugin, call in self._response_start:
-            waits = _begun_silent(plugin, "response_start", call, exchange, answer)
-            if waits is not None:
-                await self._rest(plugin, "response_start", waits)
+    def attempt_start(self, exchange: Exchange, attempt: Attempt) -> Awaitable[None] | None:
+        """What is to be awaited, where a plugin waits."""
+        return self._tell(iter(self._attempt_start), "attempt_start", exchange, attempt)
+
+    def response_start(self, exchange: Exchange, answer: Answer) -> Awaitable[None] | None:
+        """What is to be awaited, where a plugin waits."""
+        return self._tell(iter(self._response_start), "response_start", exchange, answer)
+
+    def _tell(self, hooks: Iterator[Call], hook: str, exchange: Exchange, subject: Any) -> Awaitable[None] | None:
+        """Calls hooks that answer nothing, without the exception that a coroutine's answer comes by."""
+        for plugin, call in hooks:
+            try:
+                work = call(exchange, subject)
+                if work is None or (work.__class__ is not CoroutineType and (work := _coroutine_of(work)) is None):
+                    continue  # of a plain function
+                for waits_for in work.__await__():
+                    return self._tell_on(hooks, hook, exchange, subject, plugin, _Waits(work, waits_for))
+            except FAULTS as error:
+                _failed(plugin, hook, error)
+        return None
+
+    async def _tell_on(
+        self,
+        hooks: Iterator[Call],
+        hook: str,
+        exchange: Exchange,
+        subject: Any,
+        plugin: LoadedPlugin,
+        waits: _Waits,
+    ) -> None:
+        """The same from a plugin that waits on."""
+        await self._rest(plugin, hook, waits)
+        if (rest := self._tell(hooks, hook, exchange, subject)) is not None:
+            await rest
 
     async def _rest(self, plugin: LoadedPlugin, hook: str, waits: _Waits) -> Any:
         """What a hook answers that waits for something: in time, or it has failed."""
@@ -235,11 +281,21 @@ class Plan:
         """The onion around ``attempt``."""
         return self.inner(0, exchange, attempt)
 
+    def inner(self, depth: int, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
+        """The layers from ``depth`` on, and the attempt in the middle."""
+        return attempt(exchange) if depth == len(self._around) else self._layer(depth, exchange, attempt)
+
     async def _layer(self, depth: int, exchange: Exchange, attempt: CallNext) -> Answer:
         plugin, call = self._around[depth]
-        inner = _Inner(self, depth + 1, exchange, attempt)
+        is_called = False
+
+        def call_next(_: Exchange) -> Awaitable[Answer]:  # a function: an object that is called costs more
+            nonlocal is_called
+            is_called = True
+            return self.inner(depth + 1, exchange, attempt)
+
         try:
-            answer = await call(exchange, inner)
+            answer = await call(exchange, call_next)
             if isinstance(answer, Answer):
                 return answer
             failure = plugin.failed("around_upstream", f"answered {answer!r}, not an Answer")
@@ -250,20 +306,20 @@ class Plan:
                 raise
             failure = plugin.failed("around_upstream", error)
             failure.__cause__ = error
-        if plugin.on_error == "skip" and not inner.is_called:
-            return await inner(exchange)
+        if plugin.on_error == "skip" and not is_called:
+            return await call_next(exchange)
         raise failure
-
-    def inner(self, depth: int, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
-        """The layers from ``depth`` on, and the attempt in the middle."""
-        return attempt(exchange) if depth == len(self._around) else self._layer(depth, exchange, attempt)
 
     # ------------------------------------------------------------------------------------------------------- sessions
     async def session_opened(self, session: Session, body: dict[str, Any]) -> set[str]:
         """The keys of the body that plugins take. Raises Reject where one refuses the session."""
         taken: set[str] = set()
         for plugin, call in self._session_opened:
-            keys = _begun(plugin, "session_opened", call, session, body)
+            try:
+                keys = call(session, body)
+            except FAULTS as error:
+                keys = _failed(plugin, "session_opened", error)
+            keys = _begun(plugin, "session_opened", keys)
             if isinstance(keys, _Waits):
                 keys = await self._rest(plugin, "session_opened", keys)
             if keys is None:
@@ -313,20 +369,6 @@ def is_cancelled(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-class _Inner:
-    """What a layer of the onion is given to call: the layers inside it. It may be called more than once."""
-
-    __slots__ = ("_attempt", "_depth", "_exchange", "_plan", "is_called")
-
-    def __init__(self, plan: Plan, depth: int, exchange: Exchange, attempt: CallNext) -> None:
-        self._plan, self._depth, self._exchange, self._attempt = plan, depth, exchange, attempt
-        self.is_called = False
-
-    def __call__(self, exchange: Exchange) -> Awaitable[Answer]:
-        self.is_called = True
-        return self._plan.inner(self._depth, self._exchange, self._attempt)
-
-
 def _awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
     """An implementation of an async hook that may be plain, as one that is not."""
 
@@ -363,16 +405,10 @@ class _Waits:
         self.work, self.waits_for = work, waits_for
 
 
-def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> Any:
-    """Runs an async hook to its first wait: what it answered, or `_Waits` where there is one, as seldom."""
-    try:
-        work = call(*args)
-        if work is None or isinstance(work, Answer):
-            return work  # of a plain function
-        if (coroutine := _coroutine_of(work)) is None:
-            return work
-    except FAULTS as error:  # a StopIteration, too, which is no answer here
-        return _failed(plugin, hook, error)
+def _begun(plugin: LoadedPlugin, hook: str, work: Any) -> Any:
+    """Runs what an async hook gave to its first wait: its answer, or `_Waits` where there is one, as seldom."""
+    if (coroutine := _coroutine_of(work)) is None:
+        return work
     try:
         return _Waits(coroutine, coroutine.send(None))
     except StopIteration as done:
@@ -381,21 +417,43 @@ def _begun(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any
         return _failed(plugin, hook, error)
 
 
-def _begun_silent(
-    plugin: LoadedPlugin, hook: str, call: Callable[..., Any], exchange: Exchange, subject: Any
-) -> _Waits | None:
-    """The same for a hook that answers nothing, without the exception that an answer comes by."""
-    try:
-        work = call(exchange, subject)
-        if work is None:
-            return None  # of a plain function
-        if (coroutine := _coroutine_of(work)) is None:
-            return None
-        waits_for = next(coroutine.__await__(), _ENDED)
-    except FAULTS as error:
-        _failed(plugin, hook, error)
-        return None
-    return None if waits_for is _ENDED else _Waits(coroutine, waits_for)
+class _Turn:
+    """Whose turn it is to answer, and who did. (Set by the class: made for nearly every request.)"""
+
+    plugin: LoadedPlugin | None = None
+    answer: Answer | None = None
+    has_waited: bool = False
+
+
+async def _asking(turn: _Turn, hooks: Iterator[Call], exchange: Exchange, plugin: LoadedPlugin, work: Any) -> None:
+    """Awaits what a plugin gave for its answer, then asks the next one, until one has answered or waited.
+
+    All in one coroutine: what ends in it costs no exception for its answer.
+    """
+    while True:
+        turn.plugin = plugin
+        try:
+            if work.__class__ is CoroutineType or isinstance(work, Awaitable):
+                work = await work
+        except FAULTS as error:
+            work = _failed(plugin, "request_start", error)
+        if isinstance(work, Answer):
+            turn.answer = work
+            return
+        if work is not None:
+            _refuse(plugin, "request_start", f"answered {work!r}, not an Answer")
+            work = None
+        if turn.has_waited:
+            return
+        for plugin, call in hooks:
+            try:
+                work = call(exchange)
+            except FAULTS as error:
+                work = _failed(plugin, "request_start", error)
+            if work is not None:
+                break
+        else:
+            return
 
 
 def _failed(plugin: LoadedPlugin, hook: str, error: BaseException) -> Any:

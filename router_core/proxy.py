@@ -183,7 +183,8 @@ class Proxy:
                 if (identity := plan.identify(exchange)) is not None:
                     exchange.identity = identity
                 if plan.starts_requests:
-                    answer = await plan.request_start(exchange)
+                    asked = plan.request_start(exchange)
+                    answer = asked if asked is None or isinstance(asked, Answer) else await asked
                 if answer is None:
                     if plan.has_layers:
                         answer = await plan.around_upstream(exchange, lambda e: self._attempts.make(e, plan))
@@ -210,8 +211,8 @@ class Proxy:
         held = None
         try:
             self._stamp(exchange, plan, answer)
-            if plan.starts_responses:
-                await plan.response_start(exchange, answer)
+            if plan.starts_responses and (telling := plan.response_start(exchange, answer)) is not None:
+                await telling
             await delivery.send(answer)
         except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
             held = _Held(error)

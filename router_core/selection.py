@@ -54,9 +54,13 @@ def _out_for_now(
 
 def _highest(candidates: Sequence[Worker], scores: Scores) -> Worker:
     """The highest score; of equals the one that was picked longest ago, so that ties rotate."""
-    if len(candidates) == 1:
-        return candidates[0]
-    return min(candidates, key=lambda worker: (-scores[worker], worker.last_pick))
+    best = candidates[0]
+    highest = scores[best]
+    for worker in candidates:
+        score = scores[worker]
+        if score > highest or (score == highest and worker.last_pick < best.last_pick):
+            best, highest = worker, score
+    return best
 
 
 def _nobody(exchange: Exchange, workers: WorkerTable, out: Mapping[str, str]) -> NoWorker:

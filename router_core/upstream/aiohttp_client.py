@@ -235,6 +235,9 @@ class _Exchange:
         self._finish()
         return b""
 
+    def pass_to(self, take: Callable[[bytes], bool]) -> None:
+        """aiohttp tells only who waits."""
+
     def take_whole(self) -> bytes | None:
         """aiohttp does not say how much of a body is there."""
         return None

@@ -262,6 +262,7 @@ class H1Answer:
         "_ends_by_close",
         "_is_over",
         "_is_read",
+        "_take_piece",
         "_upload",
         "_waiter",
         "buffered",
@@ -298,6 +299,7 @@ class H1Answer:
         self._ends_by_close = False
         self._is_read = False
         self._is_over = False
+        self._take_piece: Callable[[bytes], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._upload: asyncio.Task[None] | None = None
 
@@ -355,6 +357,25 @@ class H1Answer:
             await self._waiter
         return self._take()
 
+    def pass_to(self, take: Callable[[bytes], bool]) -> None:
+        self._take_piece = take
+
+    def _is_passed(self, take: Callable[[bytes], bool]) -> bool:
+        """Whether what has come is taken at once, and nobody need be woken for it."""
+        pieces = self.pieces
+        if not pieces or self.is_whole or self.error is not None:
+            return False
+        piece = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        try:
+            is_taken = take(piece)
+        except Exception as error:  # noqa: BLE001  # raised where the answer is waited for
+            self.error = error
+            self._empty()  # nobody knows how much of it was taken
+            return False
+        if is_taken:
+            self._empty()
+        return is_taken
+
     def take_whole(self) -> bytes | None:
         if not self.is_whole or self._is_read or self.error is not None:
             return None
@@ -366,15 +387,19 @@ class H1Answer:
     def _take(self) -> bytes:
         pieces = self.pieces
         chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._empty()
+        return chunk
+
+    def _empty(self) -> None:
         self.pieces = []
         self.buffered = 0
         if self.is_paused:
             self.is_paused = False
             self._connection.transport.resume_reading()
-        return chunk
 
     def close(self) -> None:
         """Gives the connection up; it goes back to its pool if everything about this exchange was clean."""
+        self._take_piece = None  # which holds what holds this answer
         if self._is_over:
             return
         self._is_over = True
@@ -410,8 +435,11 @@ class H1Answer:
 
     def wake(self) -> None:
         """Something has come."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
+        waiter, take = self._waiter, self._take_piece
+        if waiter is None or waiter.done():
+            return
+        if take is None or not self._is_passed(take):
+            self._waiter = None
             waiter.set_result(None)
 
     def lose(self, error: Exception | None) -> None:

@@ -40,6 +40,12 @@ class Incoming(Protocol):
     async def read(self) -> bytes:
         """The next piece of the body, ``b""`` once it is whole. Raises WorkerLost, WorkerProtocolError."""
 
+    def pass_to(self, take: Callable[[bytes], bool]) -> None:
+        """Has ``take`` called with a piece while somebody waits in `read`, who then waits on.
+
+        Where it answers False, `read` gives the piece, as it gives the last one. Not every client does so.
+        """
+
     def take_whole(self) -> bytes | None:
         """The whole body in place of every `read`, if it is all there and nothing of it was read; else None."""
 

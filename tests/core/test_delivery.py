@@ -8,7 +8,7 @@ import pytest
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
-from router_core import Answer, Exchange, Headers, OutcomeKind, hookimpl
+from router_core import Answer, Exchange, Headers, OutcomeKind, StateKey, hookimpl
 from router_core.testing import (
     Connection,
     Faults,
@@ -365,6 +365,55 @@ async def test_observers_see_what_the_client_gets_and_one_that_raises_is_dropped
             assert len(calls) == turn
         await router.ends.wait(2)
         assert router.ends.kinds == ["ok", "ok"]
+
+
+class Looks:
+    """Is told of every chunk, so that none may pass it by."""
+
+    @hookimpl
+    def response_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        exchange.state[CAME] = [*exchange.state.get(CAME, []), chunk]
+
+
+CAME = StateKey[list[bytes]]("came")
+
+
+@pytest.mark.parametrize("front", ["auto", "asgi"])
+@pytest.mark.parametrize("classes", [(), (Looks,)], ids=["passed on", "looked at"])
+async def test_each_piece_reaches_its_client_before_the_next_one_is_there(
+    serve: Serve, classes: Any, front: str
+) -> None:
+    pieces = [b"one", b"two" * 40_000, b"three", b"four"]
+    read = asyncio.Event()
+
+    async def in_step(request: ScriptedRequest, connection: Connection) -> bool:
+        await connection.begin(200, content_type="text/event-stream")
+        for piece in pieces:
+            await connection.write(piece)
+            await read.wait()
+            read.clear()
+        return await connection.end()
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=classes, router={"front": front})
+        worker.handler = in_step
+        async with RawClient(router.port) as client:
+            for _ in range(2):  # the connections are as good as before
+                await client.send(build_request(json={}))
+                answer = await client.read_head()
+                for piece in pieces:
+                    came = b""
+                    while len(came) < len(piece):
+                        came += await client.read_piece(answer)
+                    assert came == piece
+                    read.set()
+                assert await client.read_piece(answer) == b""
+        await router.ends.wait(2)
+        assert router.ends.kinds == ["ok", "ok"]
+        assert len(worker.connections) == 1
+        for exchange in router.ends.exchanges:
+            assert b"".join(exchange.state.get(CAME, pieces)) == b"".join(pieces)
+            assert exchange.worker.last_byte_at > exchange.attempts[0].first_byte_at
 
 
 # --------------------------------------------------------------------------------------------------------------- memory

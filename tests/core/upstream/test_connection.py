@@ -178,3 +178,60 @@ async def test_a_new_connection_that_is_closing_is_a_lost_worker_that_was_sent_n
     with pytest.raises(WorkerLost) as lost:
         await answer.wait_for_head()
     assert (lost.value.request_sent, worker.written_for, worker.transport.written) == (False, 0, b"")
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"
+
+
+async def reading(worker: Worker, take: Any) -> tuple[Any, asyncio.Task[bytes]]:
+    """An answer whose pieces ``take`` is given, and who waits for one of them meanwhile."""
+    answer = worker.ask()
+    await end_of_turn()
+    worker.connection.data_received(HEAD)
+    assert await answer.wait_for_head() is True
+    answer.pass_to(take)
+    waits = asyncio.create_task(answer.read())
+    await end_of_turn()
+    return answer, waits
+
+
+async def test_pieces_are_taken_as_they_come_and_who_waits_gets_the_last(worker: Worker) -> None:
+    taken: list[bytes] = []
+    answer, waits = await reading(worker, lambda piece: taken.append(piece) or True)
+    worker.connection.data_received(b"one")
+    worker.connection.data_received(b"two")
+    await end_of_turn()
+    assert (taken, answer.buffered, waits.done()) == ([b"one", b"two"], 0, False)
+    worker.connection.data_received(b"end")
+    assert await waits == b"end"
+    assert await answer.read() == b""
+    assert worker.released == [worker.connection]
+
+
+async def test_a_piece_that_is_not_taken_is_given_to_who_waits_with_what_follows(worker: Worker) -> None:
+    answer, waits = await reading(worker, lambda piece: False)
+    worker.connection.data_received(b"one")
+    worker.connection.data_received(b"two")
+    assert await waits == b"onetwo"
+    worker.connection.data_received(b"end")
+    assert await answer.read() == b"end"
+
+
+async def test_what_breaks_while_a_piece_is_taken_is_raised_to_who_waits(worker: Worker) -> None:
+    def fail(piece: bytes) -> bool:
+        raise ZeroDivisionError
+
+    _, waits = await reading(worker, fail)
+    worker.connection.data_received(b"one")
+    with pytest.raises(ZeroDivisionError):
+        await waits
+
+
+async def test_nothing_is_taken_once_who_waited_has_gone(worker: Worker) -> None:
+    taken: list[bytes] = []
+    answer, waits = await reading(worker, lambda piece: taken.append(piece) or True)
+    waits.cancel()
+    worker.connection.data_received(b"one")
+    await end_of_turn()
+    worker.connection.data_received(b"two")
+    assert (taken, answer.buffered, waits.cancelled()) == ([], 6, True)
