@@ -77,10 +77,15 @@ class TextCache:
         self.spellings = Spellings(max_bytes=prompt_bytes)
         self._add_special_tokens = add_special_tokens
         self._door: Door
+        self._tokenizer: Tokenizer | None = None
 
     def use(self, door: Door) -> None:
         """Where the tokenizer is, before the first request."""
         self._door = door
+
+    async def _ready(self) -> Tokenizer:
+        self._tokenizer = await self._door.ready()
+        return self._tokenizer
 
     # ----------------------------------------------------------------------------------------------------- a request
     def match(self, text: str, session_id: str | None) -> Match:
@@ -91,7 +96,7 @@ class TextCache:
 
     async def begin_text(self, text: str, known: Match) -> Turn:
         """The ids to send for a text. Raises ValueError for what is no text, Reject where no tokenizer is."""
-        tokenizer = await self._door.ready()
+        tokenizer = self._tokenizer or await self._ready()
         tokens, rest = known_start(known, encode_text(text), tokenizer.token_bytes)
         self.counts.reused_tokens += len(tokens)
         if rest:
@@ -101,17 +106,19 @@ class TextCache:
 
     async def begin_ids(self, token_ids: Sequence[int]) -> Turn:
         """A prompt that came as ids: they are kept as they are. Raises ValueError for what are no ids."""
-        tokenizer = await self._door.ready()
+        tokenizer = self._tokenizer or await self._ready()
         ids = packed_ids(token_ids)
         is_short = len(ids) <= IN_LOOP_IDS
         spelling = self.spellings.get(key := ids.tobytes())
+        tokens = PackedTokens()
         if spelling is None:
             spelling = spell(tokenizer, ids) if is_short else await self._door.run(spell, tokenizer, ids)
+            tokens.add_context(ids, spelling.ends)  # checked once
             self.spellings.keep(key, spelling)
         elif not is_short:
             await asyncio.sleep(0)  # siblings come together: not all that is done for each in one turn of the loop
-        text, tokens = spelling.text, PackedTokens()
-        tokens.add_context(ids, spelling.ends)
+        text = spelling.text
+        tokens.ids, tokens.ends = ids, spelling.ends[:]
         known = self.tree.match_tokens(text, tokens)
         tokens.spans, tokens.logprobs = known.sampled()
         self.counts.ids += 1
@@ -139,7 +146,7 @@ class TextCache:
     # --------------------------------------------------------------------------------------------------- a retrieval
     async def retrieve(self, text: str, **narrow: str | None) -> Retrieved:
         """The tokens of ``text``: as they were sent and sampled, and encoded with mask 0 where they were not."""
-        tokenizer = await self._door.ready()
+        tokenizer = self._tokenizer or await self._ready()
         match = self.tree.match(text, **narrow)
         if match.is_complete:
             return Retrieved(text, match.packed(), len(text), is_complete=True, is_ambiguous=match.is_ambiguous)
@@ -161,7 +168,7 @@ class TextCache:
         tokens.add_context(encoded.ids, encoded.ends)
 
     async def _encode(self, text: str, is_start: bool) -> Encoded:
-        tokenizer = await self._door.ready()
+        tokenizer = self._tokenizer or await self._ready()
         adds_special = is_start and self._add_special_tokens
         if len(text) <= IN_LOOP_CHARACTERS:
             return encode(tokenizer, text, adds_special)

@@ -33,7 +33,7 @@ from router_radix_cache.unusable import Unusable, UnusableError
 
 log = logging.getLogger(__name__)
 
-TARGET = "/generate"
+TARGET = b"/generate"
 LOGPROBS = (b"input_token_logprobs", b"output_token_logprobs", b"output_token_logprobs_length")
 """What an answer says because it was asked for logprobs."""
 EXPECTED = (Unusable.ABORTED, Unusable.UNFINISHED, Unusable.EMPTY)
@@ -136,13 +136,14 @@ class RadixCache:
     @hookimpl
     def request_start(self, exchange: Exchange) -> Awaitable[None] | None:
         request = exchange.request
-        if exchange.target != TARGET or request.method not in ("POST", "PUT"):
+        if request.path != TARGET or request.method not in ("POST", "PUT"):
             return None
         return self._read(exchange, request)
 
     async def _read(self, exchange: Exchange, request: Request) -> None:
         try:
-            prompt = read_prompt(await request.shared_json())
+            body = request.ready_json()
+            prompt = read_prompt(await request.shared_json() if body is None else body)
         except MalformedBody:
             return  # the worker says what is wrong with it
         if prompt is None or (prompt.text is None and not prompt.asks_logprobs):

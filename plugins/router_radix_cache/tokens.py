@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,7 @@ def decode_text(encoded: bytes) -> str:
     return encoded.decode("utf-8", "surrogatepass")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Sampled tokens ``[start, stop)`` of one weight version (None: the worker did not say)."""
 
     start: int
@@ -49,7 +48,8 @@ def spans_within(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
     found: list[Span] = []
     for span in spans:
         if span.start < stop and span.stop > start:
-            add_span(found, Span(max(span.start, start), min(span.stop, stop), span.weight_version))
+            is_cut = span.start < start or span.stop > stop
+            add_span(found, Span(max(span.start, start), min(span.stop, stop), span.weight_version) if is_cut else span)
     return found
 
 
@@ -144,14 +144,21 @@ class PackedTokens:
             raise ValueError(f"a token id or an end is out of range ({error}); nothing was added") from error
         if not ids:
             return ids, offsets
-        is_short = len(ids) <= SHORT
-        if (smallest := min(ids) if is_short else int(np.frombuffer(ids, np.int32).min())) < 0:
+        base = self.byte_length
+        if len(ids) <= SHORT:
+            smallest, told = min(ids), offsets.tolist()
+            is_ordered = told == sorted(told)
+            if base:
+                offsets = array("I", [end + base for end in told])
+        else:
+            smallest, counted = int(np.frombuffer(ids, np.int32).min()), np.frombuffer(offsets, np.uint32)
+            is_ordered = not (counted[1:] < counted[:-1]).any()
+            if base:
+                offsets = array("I", (counted + np.uint32(base)).tobytes())
+        if smallest < 0:
             raise ValueError(f"token id {smallest} is negative; nothing was added")
-        counted = np.frombuffer(offsets, np.uint32)
-        if offsets.tolist() != sorted(offsets) if is_short else (counted[1:] < counted[:-1]).any():
+        if not is_ordered:
             raise ValueError("the ends of the tokens decrease; nothing was added")
-        if self.byte_length:
-            offsets = array("I", (counted + np.uint32(self.byte_length)).tobytes())
         return ids, offsets
 
     def _extend(self, ids: array[int], offsets: array[int]) -> None:

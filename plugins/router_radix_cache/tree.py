@@ -276,6 +276,8 @@ class RadixTree:
         return is_over_bytes or (self._max_tokens is not None and self.token_count > self._max_tokens)
 
     def _drop_stale(self, trajectories: Iterable[Trajectory]) -> None:
+        if self._versions.keeps_all:
+            return
         self._drop_all(
             [found for found in trajectories if self._versions.is_stale(found.weight_version)], "weight_version"
         )

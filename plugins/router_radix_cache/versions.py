@@ -14,6 +14,10 @@ class VersionLog:
         self._seen: dict[str, None] = {}
         self._current: list[str] = []
 
+    @property
+    def keeps_all(self) -> bool:
+        return self._kept is None
+
     def see(self, weight_version: str | None) -> bool:
         """Note a version; True when it is a new one, so that others may have become stale."""
         if self._kept is None or weight_version is None or weight_version in self._seen:
