@@ -33,7 +33,9 @@ from router_partial_rollout.text import Texts
 from router_partial_rollout.wire import ABORT, Json, SegmentError, only_choice, read_part
 
 HEADER = "x-partial-rollout"
-TARGETS = frozenset(("/generate", "/v1/completions", "/v1/chat/completions"))
+TARGETS = frozenset((b"/generate", b"/v1/completions", b"/v1/chat/completions"))
+ABORTED = b'"abort"'
+"""Is in the bytes of each aborted answer."""
 ROLLOUT = StateKey[Rollout]("partial rollout")
 
 
@@ -76,13 +78,15 @@ class PartialRollout:
     def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
         settings: PartialRollout.Settings = exchange.settings(self)
         when = _when(exchange, settings)
-        if when == "never" or exchange.request.method != "POST" or exchange.target not in TARGETS:
+        if when == "never" or exchange.request.method != "POST" or exchange.request.path not in TARGETS:
             return call_next(exchange)
         return self._roll_out(exchange, call_next, settings, when)
 
     async def _roll_out(self, exchange: Exchange, call_next: CallNext, settings: Settings, when: str) -> Answer:
-        await exchange.request.body()  # kept: it may be sent more than once
-        exchange.request.accept_identity()
+        request = exchange.request
+        if request.ready_body is None:
+            await request.body()  # kept: it may be sent more than once
+        request.accept_identity()
         limits = Limits(
             is_always=when == "always",
             window_grace_s=settings.window_grace_s,
@@ -138,15 +142,18 @@ async def _answer(rollout: Rollout) -> Answer:
         if is_stream(answer):
             answer.chunks = stream(rollout, answer.chunks)
             return answer
-        try:
-            body = await _body(rollout, answer)
-        except WorkerFault:
-            if rollout.whole is None:
-                raise
-            return await _joined(rollout, answer)
-        if body is None:
-            return answer
-        part = await _part(rollout, body)
+        body = answer.arrived_body()
+        if body is None or rollout.whole is not None:
+            try:
+                body = await _body(rollout, answer)
+            except WorkerFault:
+                if rollout.whole is None:
+                    raise
+                return await _joined(rollout, answer)
+            if body is None:
+                return answer
+        is_end = rollout.whole is None and ABORTED not in body
+        part = None if is_end else await _part(rollout, body)
         if part is None:
             return _stripped(rollout, answer, body)
         if rollout.may_go_on(part) and await rollout.is_continued(part):
@@ -180,9 +187,7 @@ async def _body(rollout: Rollout, answer: Answer) -> bytes | None:
 
 
 async def _part(rollout: Rollout, body: bytes) -> Json | None:
-    """The answer, if it may have to be continued or joined."""
-    if rollout.whole is None and b'"abort"' not in body:
-        return None
+    """An answer that says abort, or follows one, if it may have to be continued or joined."""
     if not rollout.is_chat:
         part = read_part(body)
         return rollout.wire.part(part) if part is not None and rollout.wire is not None else part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 
 from router_core import (
     KEPT_VERSION,
@@ -87,7 +88,7 @@ class Rollout:
         return self._limits.continues_lost
 
     # -------------------------------------------------------------------------------------------------------- asking
-    async def prepare(self, attempt: Attempt) -> None:
+    def prepare(self, attempt: Attempt) -> Awaitable[None] | None:
         """The worker is known, and what others make of the request: say what is still to be made.
 
         Raises AttemptWithdrawn where the worker's call is another than that of what was made.
@@ -97,6 +98,17 @@ class Rollout:
         made, wire = self.made, wires.get(attempt.request.path.decode("latin-1"))
         if made.whole is None:
             made.wire = wire
+            if wire is None or not wire.flags:
+                self._expect(attempt)
+                return None
+        return self._ask(attempt, wire)
+
+    def _expect(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        attempt.before_send(lambda: self._at_send(attempt.worker))
+
+    async def _ask(self, attempt: Attempt, wire: Wire | None) -> None:
+        made = self.made
         if wire is not None and wire.flags:
             await self._ask_for_ids(attempt, wire)
         if made.whole is not None:
@@ -111,8 +123,7 @@ class Rollout:
                 attempt.request.set_key(key, value)
             for key in rest.remove:
                 attempt.request.remove_key(key)
-        self._attempt = attempt
-        attempt.before_send(lambda: self._at_send(attempt.worker))
+        self._expect(attempt)
 
     async def _ask_for_ids(self, attempt: Attempt, wire: Wire) -> None:
         body = await attempt.request.body()

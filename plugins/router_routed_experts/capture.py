@@ -17,7 +17,7 @@ from router_routed_experts.store import RowStore
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """What one request asks for: rows from ``start`` on, behind those of ``continued``."""
 
@@ -109,7 +109,7 @@ class Capture:
         self._complain(plan.asked.rid or key, error.reason, error.detail, worker)
 
     def _complain(self, key: str, reason: Reason, detail: str, worker: str) -> None:
-        self.counts.incomplete[str(reason), worker] += 1
+        self.counts.incomplete[reason, worker] += 1
         log.warning("routed experts of %s are incomplete, worker %s: %s: %s", key, worker, reason, detail)
 
     @staticmethod

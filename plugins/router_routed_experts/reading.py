@@ -21,7 +21,7 @@ ESCAPED_NAME = re.compile(rb'(?<!\\)"([\w\\]*\\u00[\w\\]*)"\s*:')
 CHAT_MARKS = (b'"sglext"', b'"usage":{', b'"routed_experts"', b'"finish_reason":"abort"')
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """One choice of an answer: its key, what is known of its tokens, and its routed experts (None: there are none)."""
 

@@ -79,11 +79,11 @@ class RowStore:
         They continue those of ``parent`` before row ``start``, whether or not that entry is still kept; without one
         they begin there. A complaint is handed on: rows behind an answer without rows cannot be complete.
         """
-        self.expire()
-        entry = Entry(RowTable(start=start), token_ids=token_ids)
+        now = self._expired()
+        table = RowTable(start=start) if parent is None else parent.table.first(start)
+        entry = Entry(table, token_ids=token_ids)
         if parent is not None:
             entry.complaints.extend(parent.complaints)
-            entry.table = parent.table.first(start)
         if verdict.reason is not None:
             entry.complaints.append(Complaint(verdict.reason, verdict.detail, worker))
         elif verdict.block is not None:
@@ -93,8 +93,8 @@ class RowStore:
                 entry.complaints.append(Complaint(error.reason, error.detail, worker))
         self._count_all(entry, 1)
         self.discard(key)
-        self._entries[key] = entry
-        self._use(key, entry)
+        self._entries[key] = entry  # the newest
+        entry.used_s = now
         self._enforce_bounds()
         return entry
 
@@ -111,10 +111,11 @@ class RowStore:
 
     def get(self, key: str) -> Entry | None:
         """The entry, or None when there is none (any more)."""
-        self.expire()
+        now = self._expired()
         entry = self._entries.get(key)
         if entry is not None:
-            self._use(key, entry)
+            entry.used_s = now
+            self._entries.move_to_end(key)
         return entry
 
     def discard(self, key: str) -> None:
@@ -125,11 +126,16 @@ class RowStore:
 
     def expire(self) -> None:
         """Drop what was not used for ``ttl_s``."""
-        if self._ttl_s is None:
-            return
-        limit = self._clock() - self._ttl_s
-        while self._entries and next(iter(self._entries.values())).used_s < limit:
-            self._drop_oldest()
+        self._expired()
+
+    def _expired(self) -> float:
+        """The same; the time at which it was done."""
+        now = self._clock()
+        if self._ttl_s is not None:
+            limit = now - self._ttl_s
+            while self._entries and next(iter(self._entries.values())).used_s < limit:
+                self._drop_oldest()
+        return now
 
     def _count_all(self, entry: Entry, users: int) -> None:
         self.byte_count += users * (ENTRY_BYTES + 4 * len(entry.token_ids or ()))
@@ -146,10 +152,6 @@ class RowStore:
             del self._users[id(owner)]
         if known == 0 or known + users == 0:
             self.byte_count += users * owner.nbytes
-
-    def _use(self, key: str, entry: Entry) -> None:
-        entry.used_s = self._clock()
-        self._entries.move_to_end(key)
 
     def _enforce_bounds(self) -> None:
         while self._max_bytes is not None and self.byte_count > self._max_bytes and self._entries:

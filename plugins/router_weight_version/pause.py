@@ -26,6 +26,11 @@ class Pauses:
         self.epoch = 0
         self._pauses: dict[Hashable | None, _Pause] = {}
 
+    @property
+    def are_known(self) -> bool:
+        """Whether there was ever a pause of a target that is not forgotten; as most often, there was none."""
+        return bool(self._pauses)
+
     def pause(self, target: Hashable | None, until: float) -> int:
         """Begins a pause or renews its lease; returns the new epoch."""
         self.epoch += 1
@@ -52,7 +57,7 @@ class Pauses:
     @property
     def is_any(self) -> bool:
         """Whether anything is paused."""
-        return any(found.until is not None for found in self._pauses.values())
+        return bool(self._pauses) and any(found.until is not None for found in self._pauses.values())
 
     def is_void(self, decided_in: int, target: Hashable) -> bool:
         """Whether a decision for ``target``, taken in that epoch, has to be taken again."""

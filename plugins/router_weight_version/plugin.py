@@ -34,7 +34,7 @@ from router_weight_version.worker_versions import WorkerVersions
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-STAMP_HEADER = "x-router-weight-version"
+STAMP_HEADER = b"x-router-weight-version"
 
 DECIDED_IN = StateKey[int]("epoch of the decision")
 SENT_TO_VERSION = StateKey[str | None]("weight version of the worker when it was sent")
@@ -142,13 +142,14 @@ class WeightVersion:
 
     @hookimpl
     async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+        pauses = self._eligibility.dispatch.pauses
         while True:
-            while self._eligibility.dispatch.pauses.is_paused(None):
+            while pauses.are_known and pauses.is_paused(None):
                 await self._eligibility.router.holds.hold(exchange, PAUSED, reason="the router is paused")
             try:
                 return await call_next(exchange)
             except NoWorker:
-                if not self._eligibility.dispatch.pauses.is_paused(None):
+                if not pauses.is_paused(None):
                     raise
 
     @hookimpl
@@ -158,12 +159,7 @@ class WeightVersion:
         settings: WeightVersionSettings = exchange.settings(self)
         newest = self._eligibility.check_staleness(exchange, settings.max_staleness)
         tag = self._eligibility.tag_of(exchange)
-        if (
-            tag is None
-            and newest is None
-            and not self._eligibility.dispatch.pauses.is_any
-            and not self._eligibility.versions.is_any_unconfirmed
-        ):
+        if self._eligibility.is_open(tag, newest):
             return None
         kept = []
         for worker in workers:
@@ -187,8 +183,8 @@ class WeightVersion:
         attempt = exchange.attempts[-1] if exchange.attempts else None
         if answer.error_code is None and attempt is not None and attempt.status is not None:
             version = exchange.state.get(SENT_TO_VERSION)
-            if version is not None and version.isascii():
-                answer.headers.set(STAMP_HEADER, version)
+            if version is not None and version.isascii() and version.isprintable():
+                answer.headers.set_raw(STAMP_HEADER, version.encode())
             if answer.status < 400:
                 self._eligibility.serve(exchange, version)
             if self._settings.learn_max_bytes and attempt.status == 200 and _is_plain(answer):
@@ -211,23 +207,25 @@ class WeightVersion:
     @hookimpl
     def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
         self._eligibility.unclaim(exchange)
-        self._eligibility.dispatch.uploading.difference_update(exchange.attempts)
+        if uploading := self._eligibility.dispatch.uploading:
+            uploading.difference_update(exchange.attempts)
 
     def _at_send(self, exchange: Exchange, attempt: Attempt) -> None:
         """The last moment before the first byte: the decision must still hold. Raises AttemptWithdrawn."""
-        worker = attempt.worker
-        if self._eligibility.dispatch.pauses.is_void(exchange.state[DECIDED_IN], worker):
+        worker, eligibility = attempt.worker, self._eligibility
+        max_staleness = exchange.settings(self).max_staleness
+        newest = None if max_staleness is None else eligibility.newest()
+        tag = eligibility.tag_of(exchange)
+        pauses = eligibility.dispatch.pauses
+        if pauses.are_known and pauses.is_void(exchange.state[DECIDED_IN], worker):
             self._withdraw("dispatch was paused")
-        settings: WeightVersionSettings = exchange.settings(self)
-        newest = None if settings.max_staleness is None else self._eligibility.newest()
-        if (
-            out := self._eligibility.why_out(worker, self._eligibility.tag_of(exchange), newest, settings.max_staleness)
-        ) is not None:
+        is_open = eligibility.is_open(tag, newest)
+        if not is_open and (out := eligibility.why_out(worker, tag, newest, max_staleness)) is not None:
             self._withdraw(out[0])
         exchange.state[SENT_TO_VERSION] = worker.weight_version
-        self._eligibility.claim(exchange, worker.weight_version)
+        eligibility.claim(exchange, worker.weight_version)
         if attempt.request.ready_body is None:
-            self._eligibility.dispatch.uploading.add(attempt)
+            eligibility.dispatch.uploading.add(attempt)
 
     def _withdraw(self, why: str) -> None:
         self._withdrawn += 1

@@ -12,7 +12,6 @@ from router_core.errors import MalformedBody
 from router_core.headers import Headers
 from router_core.splice import remove_top_level_key, set_top_level_key
 
-
 IDENTITY = (b"accept-encoding", b"identity")
 
 
