@@ -98,4 +98,6 @@ def _covers(bounds: list[int], count: int) -> bool:
 
 def _version(value: object) -> str | None:
     """A weight version as text; older workers send numbers."""
+    if value is None or type(value) is str:
+        return value
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None

@@ -222,7 +222,7 @@ def _lengths_summed(pieces: Sequence[bytes | None]) -> array[int]:
 
 def read_sample(turn: Turn, body: bytes) -> tuple[Sampled, list[int]]:
     """The sample of an answer, and where each of its tokens ends in its text."""
-    sampled = read_answer(body, len(turn.tokens))
+    sampled = read_answer(body, len(turn.tokens.ids))
     if turn.text is None:
         return sampled, [0] * len(sampled.token_ids)
     pieces = turn.tokenizer.token_bytes(sampled.token_ids)

@@ -153,7 +153,7 @@ class RadixCache:
         except ValueError as error:
             log.info("%r passes as it is: its prompt is none: %s", exchange, error)
             return
-        if not len(turn.tokens):
+        if not turn.tokens.ids:
             return
         exchange.state[KEPT] = Kept(turn, prompt.is_stream, hides_logprobs=not prompt.asks_logprobs)
         if prompt.text is None:

@@ -122,7 +122,8 @@ class PackedTokens:
         ids, offsets = self._checked(token_ids, ends)
         packed = array("d", logprobs)
         if ids:
-            add_span(self.spans, Span(len(self), len(self) + len(ids), weight_version))
+            start = len(self.ids)
+            add_span(self.spans, Span(start, start + len(ids), weight_version))
         self._extend(ids, offsets)
         self.logprobs.extend(packed)
 

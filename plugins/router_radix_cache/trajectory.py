@@ -68,7 +68,7 @@ class SampledRuns:
 
     def are_start_of(self, tokens: PackedTokens, token_count: int) -> bool:
         """Whether the first ``token_count`` tokens of ``tokens`` were sampled exactly as these runs say, bit by bit."""
-        spans = tokens.spans if token_count == len(tokens) else spans_within(tokens.spans, 0, token_count)
+        spans = tokens.spans if token_count == len(tokens.ids) else spans_within(tokens.spans, 0, token_count)
         if self.all_spans() != spans:
             return False
         packed = tokens.logprobs.tobytes()
@@ -129,8 +129,8 @@ class Trajectory:
         self.rid = rid
         self.session_id = session_id
         self.serial = serial
-        self.token_count = len(tokens)
-        self.byte_length = tokens.byte_length
+        self.token_count = len(tokens.ids)
+        self.byte_length = tokens.ends[-1] if tokens.ends else 0
         self.weight_version = tokens.spans[-1].weight_version if tokens.spans else None
         self._digest: int | None = None
         self.segment: Segment | None = None

@@ -91,9 +91,9 @@ class RadixTree:
         stores of them need not be stored again. Returns None when nothing was kept: no tokens at all, larger than the
         bounds allow, or of a weight version that is not kept any more.
         """
-        if not len(tokens):
+        if not tokens.ids:
             return None
-        encoded = encode_text(text or "")
+        encoded = encode_text(text) if text else b""
         if encoded and tokens.byte_length != len(encoded):
             raise ValueError(
                 f"the tokens cover {tokens.byte_length} of {len(encoded)} bytes of the text; nothing was stored"
@@ -139,7 +139,7 @@ class RadixTree:
         ``text`` is what it would be stored under. Of trajectories that go on the newest is taken.
         """
         self.expire()
-        encoded = encode_text(text or "")
+        encoded = encode_text(text) if text else b""
         paths, key, ids, ends = self._keyed(encoded, tokens)
         segment, count = paths.follow(key, ids, ends)
         if not count or segment.newest is None:
@@ -211,14 +211,15 @@ class RadixTree:
         ids = tokens.ids.tobytes()
         if encoded:
             return self._texted, encoded, ids, tokens.ends
-        return self._untexted, ids, ids, _ends_of_ids(len(tokens))
+        return self._untexted, ids, ids, _ends_of_ids(len(tokens.ids))
 
     def _runs_for(self, path: list[Segment], tokens: PackedTokens, continued: Trajectory | None) -> SampledRuns:
         """Runs for a new trajectory, as a continuation of an earlier one that was sampled alike."""
+        token_count = len(tokens.ids)
         if (
             continued is not None
             and continued.is_stored
-            and continued.token_count < len(tokens)
+            and continued.token_count < token_count
             and continued.runs.are_start_of(tokens, continued.token_count)
         ):
             return runs_beyond(continued.runs, continued.token_count, tokens)
@@ -226,7 +227,7 @@ class RadixTree:
         for segment in reversed(path):
             for earlier in reversed(segment.trajectories):
                 if earlier.runs.are_start_of(tokens, earlier.token_count):
-                    if earlier.token_count == len(tokens):
+                    if earlier.token_count == token_count:
                         return earlier.runs
                     return runs_beyond(earlier.runs, earlier.token_count, tokens)
                 tried += 1
@@ -297,7 +298,8 @@ class RadixTree:
     def _touch(self, trajectory: Trajectory) -> None:
         self._tick += 1
         trajectory.tick = self._tick
-        trajectory.used_s = self._clock()
+        if self._ttl_s is not None:
+            trajectory.used_s = self._clock()
 
 
 _ENDS_OF_IDS = array("I")
