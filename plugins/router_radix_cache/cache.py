@@ -104,23 +104,43 @@ class TextCache:
         self.counts.texts += 1
         return Turn(text, tokens, known, tokenizer)
 
+    def begin_short(self, token_ids: Sequence[int]) -> Turn | None:
+        """`begin_ids` of a prompt that takes no time worth a thread; None of another, or before the tokenizer is there.
+
+        Raises ValueError for what are no ids.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer is None or len(token_ids) > IN_LOOP_IDS:
+            return None
+        ids = packed_ids(token_ids)
+        spelling = self.spellings.get(key := ids.tobytes())
+        if spelling is None:
+            spelling = self._keep(key, ids, spell(tokenizer, ids))
+        return self._turn(tokenizer, ids, spelling)
+
     async def begin_ids(self, token_ids: Sequence[int]) -> Turn:
         """A prompt that came as ids: they are kept as they are. Raises ValueError for what are no ids."""
         tokenizer = self._tokenizer or await self._ready()
+        if (turn := self.begin_short(token_ids)) is not None:
+            return turn
         ids = packed_ids(token_ids)
-        is_short = len(ids) <= IN_LOOP_IDS
         spelling = self.spellings.get(key := ids.tobytes())
-        tokens = PackedTokens()
         if spelling is None:
-            spelling = spell(tokenizer, ids) if is_short else await self._door.run(spell, tokenizer, ids)
-            tokens.add_context(ids, spelling.ends)  # checked once
-            self.spellings.keep(key, spelling)
-        elif not is_short:
+            spelling = self._keep(key, ids, await self._door.run(spell, tokenizer, ids))
+        else:
             await asyncio.sleep(0)  # siblings come together: not all that is done for each in one turn of the loop
-        text = spelling.text
-        tokens.ids, tokens.ends = ids, spelling.ends[:]
+        return self._turn(tokenizer, ids, spelling)
+
+    def _keep(self, key: bytes, ids: array[int], spelling: Spelling) -> Spelling:
+        PackedTokens().add_context(ids, spelling.ends)  # checked here, and not again where they come again
+        self.spellings.keep(key, spelling)
+        return spelling
+
+    def _turn(self, tokenizer: Tokenizer, ids: array[int], spelling: Spelling) -> Turn:
+        text, tokens = spelling.text, PackedTokens(ids, spelling.ends[:])
         known = self.tree.match_tokens(text, tokens)
-        tokens.spans, tokens.logprobs = known.sampled()
+        if known.trajectory is not None:
+            tokens.spans, tokens.logprobs = known.sampled()
         self.counts.ids += 1
         self.counts.reused_tokens += known.token_count
         return Turn(text, tokens, known, tokenizer)
@@ -230,6 +250,9 @@ def read_sample(turn: Turn, body: bytes) -> tuple[Sampled, list[int]]:
 
 
 def _add_span(tokens: PackedTokens, sampled: Sampled, ends: list[int], span: Span) -> None:
+    if len(sampled.spans) == 1 and span.stop - span.start == len(ends):
+        tokens.add_sampled(sampled.token_ids, ends, sampled.logprobs, span.weight_version)
+        return
     part = slice(span.start, span.stop)
     base = ends[span.start - 1] if span.start else 0
     own_ends = [end - base for end in ends[part]] if base else ends[part]

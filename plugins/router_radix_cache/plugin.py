@@ -17,7 +17,6 @@ from router_core import (
     MalformedBody,
     MemberStripper,
     PluginSettings,
-    Request,
     Router,
     StateKey,
     hookimpl,
@@ -138,39 +137,61 @@ class RadixCache:
         request = exchange.request
         if request.path != TARGET or request.method not in ("POST", "PUT"):
             return None
-        return self._read(exchange, request)
-
-    async def _read(self, exchange: Exchange, request: Request) -> None:
         try:
             body = request.ready_json()
-            prompt = read_prompt(await request.shared_json() if body is None else body)
         except MalformedBody:
-            return  # the worker says what is wrong with it
-        if prompt is None or (prompt.text is None and not prompt.asks_logprobs):
-            return
+            return None  # the worker says what is wrong with it
+        return self._read_later(exchange) if body is None else self._read(exchange, body)
+
+    async def _read_later(self, exchange: Exchange) -> None:
         try:
-            turn = await self._begin(exchange, prompt)
-        except ValueError as error:
-            log.info("%r passes as it is: its prompt is none: %s", exchange, error)
+            body = await exchange.request.shared_json()
+        except MalformedBody:
             return
+        if (beginning := self._read(exchange, body)) is not None:
+            await beginning
+
+    def _read(self, exchange: Exchange, body: object) -> Awaitable[None] | None:
+        prompt = read_prompt(body)
+        if prompt is None or (prompt.text is None and not prompt.asks_logprobs):
+            return None
+        if prompt.token_ids is not None:
+            try:
+                turn = self._cache.begin_short(prompt.token_ids)
+            except ValueError as error:
+                _pass(exchange, error)
+                return None
+            if turn is not None:
+                self._begin(exchange, prompt, turn)
+                return None
+        return self._begin_later(exchange, prompt)
+
+    async def _begin_later(self, exchange: Exchange, prompt: Prompt) -> None:
+        try:
+            if prompt.text is None:
+                turn = await self._cache.begin_ids(prompt.token_ids or ())
+            else:
+                known = self._cache.match(prompt.text, exchange.session_id)
+                exchange.state[HOLD] = self._tree.hold(known)  # before it is waited for a thread
+                turn = await self._cache.begin_text(prompt.text, known)
+        except ValueError as error:
+            _pass(exchange, error)
+            return
+        self._begin(exchange, prompt, turn)
+
+    def _begin(self, exchange: Exchange, prompt: Prompt, turn: Turn) -> None:
+        if prompt.text is None:
+            exchange.state[HOLD] = self._tree.hold(turn.known)
         if not turn.tokens.ids:
             return
         exchange.state[KEPT] = Kept(turn, prompt.is_stream, hides_logprobs=not prompt.asks_logprobs)
         if prompt.text is None:
             return  # whoever sends ids gets what it asks for, and nothing is changed
+        request = exchange.request
         request.remove_key("text")
         request.set_key("input_ids", turn.tokens.ids.tolist())
         if not prompt.asks_logprobs:
             request.set_key("return_logprob", True)
-
-    async def _begin(self, exchange: Exchange, prompt: Prompt) -> Turn:
-        if prompt.text is None:
-            turn = await self._cache.begin_ids(prompt.token_ids or ())
-            exchange.state[HOLD] = self._tree.hold(turn.known)
-            return turn
-        known = self._cache.match(prompt.text, exchange.session_id)
-        exchange.state[HOLD] = self._tree.hold(known)  # before it is waited for a thread
-        return await self._cache.begin_text(prompt.text, known)
 
     @hookimpl
     def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
@@ -220,9 +241,12 @@ class RadixCache:
 
     @hookimpl
     def response_end(self, exchange: Exchange) -> None:
-        hold = exchange.state.pop(HOLD)
-        if hold is not None:
+        if (hold := exchange.state.get(HOLD)) is not None:
             hold.release()
+
+
+def _pass(exchange: Exchange, error: ValueError) -> None:
+    log.info("%r passes as it is: its prompt is none: %s", exchange, error)
 
 
 def metric_lines(metrics: Mapping[str, tuple[str, str, int | Mapping[str, int]]]) -> str:

@@ -62,9 +62,10 @@ class PackedTokens:
 
     __slots__ = ("ends", "ids", "logprobs", "spans")
 
-    def __init__(self) -> None:
-        self.ids: array[int] = array("i")
-        self.ends: array[int] = array("I")
+    def __init__(self, ids: array[int] | None = None, ends: array[int] | None = None) -> None:
+        """With ``ids`` (``array("i")``) and their ``ends`` (``array("I")``): context, checked before; both are kept."""
+        self.ids: array[int] = array("i") if ids is None else ids
+        self.ends: array[int] = array("I") if ends is None else ends
         self.spans: list[Span] = []
         self.logprobs: array[float] = array("d")
 

@@ -22,6 +22,7 @@ TARGETS = {target.encode(): target for target in (GENERATE, CHAT, COMPLETIONS, T
 
 RETURN = "return_routed_experts"
 SGLANG_START, VLLM_START = "routed_experts_start_len", "routed_experts_prompt_start"
+_ROWS_ONLY = (b"routed_experts",)
 _NOTHING: Mapping[str, tuple[bytes, ...]] = {}
 _KEY_OF_IDS = {GENERATE: "input_ids", COMPLETIONS: "prompt", TOKENS: "token_ids"}
 SGLEXT_FLAGS = ("return_cached_tokens_details", "return_spec_tokens_details")
@@ -60,7 +61,8 @@ def read_asked(
     starts = [start for start in (sglang_start, vllm_start) if type(start) is int]
     is_own = bool(told.get(RETURN)) or bool(starts)
     is_stream = bool(body.get("stream"))
-    has_sglext = target in (CHAT, COMPLETIONS) and _asks_sglext(body, header_names)
+    is_openai = target in (CHAT, COMPLETIONS)
+    has_sglext = is_openai and _asks_sglext(body, header_names)
     rid = body.get("rid")
     told_ids = _told_ids(target, body)
     prompt_ids = packed_ids(told_ids) if needs_ids else None
@@ -68,11 +70,11 @@ def read_asked(
         target,
         is_stream,
         is_own,
-        max(starts, default=0),
+        max(starts) if starts else 0,
         prompt_ids,
         _counted(told_ids) if prompt_ids is None else len(prompt_ids),
         hidden=_hidden(target, body, is_stream=is_stream, is_own=is_own, has_sglext=has_sglext),
-        hides_sglext=is_stream and target in (CHAT, COMPLETIONS) and not (is_own or has_sglext),
+        hides_sglext=is_stream and is_openai and not (is_own or has_sglext),
         rid=rid if isinstance(rid, str) else None,
     )
 
@@ -119,6 +121,8 @@ def _counting(target: str, *, is_stream: bool, is_own: bool) -> Mapping[str, tup
 def _hidden(
     target: str, body: Mapping[str, Any], *, is_stream: bool, is_own: bool, has_sglext: bool
 ) -> tuple[bytes, ...]:
+    if target == GENERATE:
+        return () if is_own else _ROWS_ONLY
     added = _counting(target, is_stream=is_stream, is_own=is_own)
     hidden = [member for key, members in added.items() if not body.get(key) for member in members]
     if not is_own:

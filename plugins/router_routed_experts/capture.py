@@ -92,10 +92,11 @@ class Capture:
             start=continued.stop if continued else plan.asked.start,
             token_ids=self._token_ids(plan, part),
         )
-        inherited = len(continued.entry.complaints) if continued else 0
-        for complaint in entry.complaints[inherited:]:
-            self._complain(part.key, complaint.reason, complaint.detail, worker)
-        if entry.is_complete:
+        if entry.complaints:
+            inherited = len(continued.entry.complaints) if continued else 0
+            for complaint in entry.complaints[inherited:]:
+                self._complain(part.key, complaint.reason, complaint.detail, worker)
+        else:
             self.counts.complete += 1
             self.counts.rows += len(verdict.block.experts) if verdict.block else 0
         if plan.session_id is not None and entry.token_ids is not None:

@@ -228,3 +228,6 @@ class RowTable:
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(header, described)
         return header.getvalue()
+
+
+NO_ROWS = RowTable()

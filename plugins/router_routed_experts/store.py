@@ -6,19 +6,19 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from router_routed_experts.codecs import Ids
 from router_routed_experts.reasons import Reason, RowsError
-from router_routed_experts.rows import RowTable, Verdict
+from router_routed_experts.rows import NO_ROWS, RowTable, Verdict
 
 ENTRY_BYTES = 1024
 """What an entry costs beside its rows, rounded up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Complaint:
     """One answer whose rows could not be kept."""
 
@@ -34,8 +34,8 @@ class Entry:
     ``token_ids`` are those of the whole trajectory, where they are known and may still be continued.
     """
 
-    table: RowTable = field(default_factory=RowTable)
-    complaints: list[Complaint] = field(default_factory=list)
+    table: RowTable
+    complaints: list[Complaint]
     token_ids: array[int] | None = None
     used_s: float = 0.0
 
@@ -80,10 +80,10 @@ class RowStore:
         they begin there. A complaint is handed on: rows behind an answer without rows cannot be complete.
         """
         now = self._expired()
-        table = RowTable(start=start) if parent is None else parent.table.first(start)
-        entry = Entry(table, token_ids=token_ids)
-        if parent is not None:
-            entry.complaints.extend(parent.complaints)
+        if parent is None:
+            entry = Entry(RowTable(start=start) if start else NO_ROWS, [], token_ids)
+        else:
+            entry = Entry(parent.table.first(start), list(parent.complaints), token_ids)
         if verdict.reason is not None:
             entry.complaints.append(Complaint(verdict.reason, verdict.detail, worker))
         elif verdict.block is not None:
@@ -138,7 +138,8 @@ class RowStore:
         return now
 
     def _count_all(self, entry: Entry, users: int) -> None:
-        self.byte_count += users * (ENTRY_BYTES + 4 * len(entry.token_ids or ()))
+        ids = entry.token_ids
+        self.byte_count += users * (ENTRY_BYTES if ids is None else ENTRY_BYTES + 4 * len(ids))
         for block in entry.table.blocks:
             self._count(block, users)
 

@@ -241,8 +241,11 @@ class Capture:
 
     def ended(self, exchange: Exchange, outcome: Outcome) -> None:
         """An exchange is over: whoever had a seat has its answer or will not."""
-        exchange.state.pop(TURN)  # it holds the exchange: no cycle is to be left
-        seat, trace = exchange.state.pop(SEAT), exchange.state.pop(TRACE)
+        state = exchange.state
+        if state.get(TURN) is None and state.get(SEAT) is None:
+            return
+        state.pop(TURN)  # it holds the exchange: no cycle is to be left
+        seat, trace = state.pop(SEAT), state.pop(TRACE)
         if seat is None or trace is None:
             return
         if not outcome.is_ok:

@@ -187,7 +187,7 @@ class WeightVersion:
                 answer.headers.set_raw(STAMP_HEADER, version.encode())
             if answer.status < 400:
                 self._eligibility.serve(exchange, version)
-            if self._settings.learn_max_bytes and attempt.status == 200 and _is_plain(answer):
+            if self._settings.learn_max_bytes and attempt.status == 200 and not answer.is_encoded:
                 exchange.state[SCANNER] = VersionScanner(self._settings.learn_max_bytes)
         tag = self._eligibility.tag_of(exchange)
         if tag is not None:
@@ -246,8 +246,3 @@ def _checked_tag(text: str, param: str) -> int:
 
 def _metric(name: str, kind: str, value: int) -> str:
     return f"# TYPE router_weight_version_{name} {kind}\nrouter_weight_version_{name} {value}"
-
-
-def _is_plain(answer: Answer) -> bool:
-    """Whether its bytes can be looked through."""
-    return (answer.headers.get("content-encoding") or "identity").lower() == "identity"
