@@ -138,7 +138,8 @@ class WeightVersion:
             given = [exchange.identity.version_tag]
         if given:
             exchange.state[OWN_TAG] = max(_checked_tag(text, TAG_HEADER) for text in given)
-        self._eligibility.tell_tag(exchange)
+        if given or exchange.session_id is not None:
+            self._eligibility.tell_tag(exchange)
 
     @hookimpl
     async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:

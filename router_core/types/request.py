@@ -85,6 +85,8 @@ class Request:
 
     def ready_json(self) -> Any:
         """`shared_json` of a body that is in memory already (`ready_body`); else None."""
+        if self._body is None and self._body_parsed is not None and not self._edits:
+            return self._json  # of what the client sent, as nearly always
         body = self.ready_body
         return None if body is None else self._shared(body)
 
