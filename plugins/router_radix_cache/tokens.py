@@ -140,13 +140,13 @@ class PackedTokens:
     def _checked(self, token_ids: Sequence[int], ends: Sequence[int]) -> tuple[array[int], array[int]]:
         if len(ends) != len(token_ids):
             raise ValueError(f"{len(ends)} ends for {len(token_ids)} tokens; nothing was added")
+        base = self.ends[-1] if self.ends else 0
         try:
             ids, offsets = array("i", token_ids), array("I", ends)
         except OverflowError as error:
             raise ValueError(f"a token id or an end is out of range ({error}); nothing was added") from error
         if not ids:
             return ids, offsets
-        base = self.byte_length
         if len(ids) <= SHORT:
             smallest, told = min(ids), offsets.tolist()
             is_ordered = told == sorted(told)

@@ -125,7 +125,7 @@ class Trajectory:
         "weight_version",
     )
 
-    def __init__(self, *, rid: str | None, session_id: str | None, serial: int, tokens: PackedTokens) -> None:
+    def __init__(self, rid: str | None, session_id: str | None, serial: int, tokens: PackedTokens) -> None:
         self.rid = rid
         self.session_id = session_id
         self.serial = serial

@@ -100,15 +100,14 @@ class RadixTree:
             )
         self.expire()
         self._serial += 1
-        trajectory = Trajectory(rid=rid, session_id=session_id, serial=self._serial, tokens=tokens)
+        trajectory = Trajectory(rid, session_id, self._serial, tokens)
         paths, key, ids, ends = self._keyed(encoded, tokens)
         packed_ends = ends.tobytes()  # until all is made that stays: else that lands in its place and leaves holes
         path = paths.place(key, ids, ends, packed_ends)
         self._enter(trajectory, path, self._runs_for(path, tokens, continued))
-        if self._versions.see(trajectory.weight_version):
-            self._drop_stale(self._registry)
-        else:
-            self._drop_stale([trajectory])
+        if not self._versions.keeps_all:
+            is_news = self._versions.see(trajectory.weight_version)
+            self._drop_stale(self._registry if is_news else [trajectory])
         self._enforce_bounds()
         return trajectory if trajectory.is_stored else None
 

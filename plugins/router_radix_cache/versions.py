@@ -11,12 +11,9 @@ class VersionLog:
 
     def __init__(self, kept: int | None) -> None:
         self._kept = kept
+        self.keeps_all = kept is None
         self._seen: dict[str, None] = {}
         self._current: list[str] = []
-
-    @property
-    def keeps_all(self) -> bool:
-        return self._kept is None
 
     def see(self, weight_version: str | None) -> bool:
         """Note a version; True when it is a new one, so that others may have become stale."""
