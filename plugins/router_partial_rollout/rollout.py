@@ -62,7 +62,6 @@ class Rollout:
         self._limits = limits
         self._router = router
         self._texts = texts
-        self._text = WholeText(self.made, texts)
         self._attempt: Attempt | None = None
         self._split_stops: list[str] = []
         """Ends of stop texts that began before the newest dispatch."""
@@ -302,13 +301,15 @@ class Rollout:
         if whole is None or wire is None or self._attempt is None:
             raise SegmentError("there is no part")
         self.counts.joined += self.made.count > 1
-        wire.set_text(whole, await self._text.of_end(self._attempt.worker, wire, whole))
+        wire.set_text(whole, await WholeText(self.made, self._texts).of_end(self._attempt.worker, wire, whole))
         self.made.tell_segments(whole)
         return whole
 
     async def decode(self, ids: list[int]) -> str | None:
         """Text of output ids; None where nobody can tell."""
-        return None if self._attempt is None else await self._text.decode(self._attempt.worker, ids)
+        if self._attempt is None:
+            return None
+        return await WholeText(self.made, self._texts).decode(self._attempt.worker, ids)
 
     def settled(self, text: str) -> str:
         """The text as far as a stream may show it, although more follows."""

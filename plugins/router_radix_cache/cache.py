@@ -148,9 +148,16 @@ class TextCache:
     async def store(self, turn: Turn, body: bytes, *, session_id: str | None) -> Trajectory | None:
         """Keeps the sample of an answer behind its prompt; raises ``UnusableError`` when it is not to be kept."""
         if len(body) <= IN_LOOP_BYTES:
-            sampled, ends = read_sample(turn, body)
-        else:
-            sampled, ends = await self._door.run(read_sample, turn, body)
+            return self.store_short(turn, body, session_id=session_id)
+        sampled, ends = await self._door.run(read_sample, turn, body)
+        return self._keep_sample(turn, sampled, ends, session_id)
+
+    def store_short(self, turn: Turn, body: bytes, *, session_id: str | None) -> Trajectory | None:
+        """The same of an answer of at most ``IN_LOOP_BYTES``."""
+        sampled, ends = read_sample(turn, body)
+        return self._keep_sample(turn, sampled, ends, session_id)
+
+    def _keep_sample(self, turn: Turn, sampled: Sampled, ends: list[int], session_id: str | None) -> Trajectory | None:
         try:
             for span in sampled.spans:
                 _add_span(turn.tokens, sampled, ends, span)

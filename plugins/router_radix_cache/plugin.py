@@ -21,7 +21,7 @@ from router_core import (
     StateKey,
     hookimpl,
 )
-from router_radix_cache.cache import TextCache, Turn
+from router_radix_cache.cache import IN_LOOP_BYTES, TextCache, Turn
 from router_radix_cache.hold import Hold
 from router_radix_cache.request import Prompt, read_prompt
 from router_radix_cache.routes import CacheRoutes
@@ -208,7 +208,10 @@ class RadixCache:
         if kept.is_stream or (body := answer.arrived_body()) is None:
             answer.chunks = self._passing(exchange, kept, answer.chunks)
             return answer
-        await self._store(exchange, kept, lambda: whole_body(body, self._settings.max_answer_bytes))
+        if len(body) <= IN_LOOP_BYTES:
+            self._store_short(exchange, kept, body)
+        else:
+            await self._store(exchange, kept, lambda: whole_body(body, self._settings.max_answer_bytes))
         if kept.hides_logprobs:
             stripper = MemberStripper(*LOGPROBS)
             answer.set_body(stripper.feed(body) + stripper.rest())
@@ -230,14 +233,26 @@ class RadixCache:
     async def _store(self, exchange: Exchange, kept: Kept, told: Callable[[], bytes]) -> None:
         try:
             await self._cache.store(kept.turn, told(), session_id=exchange.session_id)
-        except UnusableError as error:
+        except Exception as error:  # noqa: BLE001  # logged and counted
+            self._lose(exchange, error)
+
+    def _store_short(self, exchange: Exchange, kept: Kept, body: bytes) -> None:
+        try:
+            told = whole_body(body, self._settings.max_answer_bytes)
+            self._cache.store_short(kept.turn, told, session_id=exchange.session_id)
+        except Exception as error:  # noqa: BLE001  # logged and counted
+            self._lose(exchange, error)
+
+    def _lose(self, exchange: Exchange, error: Exception) -> None:
+        """The client has its answer: a fault here must not break what has passed."""
+        if isinstance(error, UnusableError):
             self._cache.counts.not_stored[str(error.reason)] += 1
             worker = exchange.worker.url if exchange.worker else "none"
             level = logging.DEBUG if error.reason in EXPECTED else logging.WARNING
             log.log(level, "%r is not stored, worker %s: %s", exchange, worker, error)
-        except Exception:  # the client has its answer: a fault here must not break what has passed
+        else:
             self._cache.counts.not_stored[str(Unusable.FAULT)] += 1
-            log.exception("%r is not stored", exchange)
+            log.error("%r is not stored", exchange, exc_info=error)
 
     @hookimpl
     def response_end(self, exchange: Exchange) -> None:
