@@ -30,6 +30,7 @@ from router_core import (
 from router_routed_experts.asking import TARGETS, edits, read_asked
 from router_routed_experts.capture import Capture, Plan
 from router_routed_experts.layout import read_layout
+from router_routed_experts.metrics_page import render
 from router_routed_experts.reading import AnswerReader, Part
 from router_routed_experts.reasons import Reason, RowsError
 from router_routed_experts.routes import ExpertRoutes
@@ -144,31 +145,7 @@ class RoutedExpertsPlugin:
 
     @hookimpl
     def metrics(self) -> str:
-        counts = self._capture.counts
-        lines = [
-            "# HELP router_routed_experts_complete_total Answers whose routed experts are whole.",
-            "# TYPE router_routed_experts_complete_total counter",
-            f"router_routed_experts_complete_total {counts.complete}",
-            "# HELP router_routed_experts_incomplete_total Answers whose routed experts are not, by reason and worker.",
-            "# TYPE router_routed_experts_incomplete_total counter",
-            *(
-                f'router_routed_experts_incomplete_total{{reason="{reason}",worker="{worker}"}} {count}'
-                for (reason, worker), count in sorted(counts.incomplete.items())
-            ),
-            "# HELP router_routed_experts_rows_total Rows that workers sent and that were kept.",
-            "# TYPE router_routed_experts_rows_total counter",
-            f"router_routed_experts_rows_total {counts.rows}",
-            "# HELP router_routed_experts_bytes Bytes of rows kept.",
-            "# TYPE router_routed_experts_bytes gauge",
-            f"router_routed_experts_bytes {self._store.byte_count}",
-            "# HELP router_routed_experts_entries Answers whose rows are kept.",
-            "# TYPE router_routed_experts_entries gauge",
-            f"router_routed_experts_entries {len(self._store)}",
-            "# HELP router_routed_experts_dropped_total Answers whose rows were dropped: too many, or too old.",
-            "# TYPE router_routed_experts_dropped_total counter",
-            f"router_routed_experts_dropped_total {self._store.dropped}",
-        ]
-        return "\n".join(lines) + "\n"
+        return render(self._capture.counts, self._store)
 
     # ----------------------------------------------------------------------------------------------- during a request
     @hookimpl
