@@ -125,18 +125,7 @@ class RoutedExpertsPlugin:
 
     @hookimpl
     def describe_session(self, session: Session) -> dict[str, Any] | None:
-        found = [(key, self._store.peek(key)) for key in self._sessions.keys(session.id)]
-        told = [
-            {
-                "rid": key,
-                "rows": entry.table.row_count,
-                "first_row": entry.table.start,
-                "complete": entry.is_complete,
-                "reasons": [str(complaint.reason) for complaint in entry.complaints],
-            }
-            for key, entry in found
-            if entry is not None
-        ]
+        told = self._sessions.described(session.id)
         return {"routed_experts": told} if told else None
 
     @hookimpl
