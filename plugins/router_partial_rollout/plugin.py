@@ -99,7 +99,7 @@ class PartialRollout:
     @hookimpl
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:
         rollout = exchange.state.get(ROLLOUT)
-        if rollout is None or rollout.whole is None:
+        if rollout is None or rollout.made.whole is None:
             return None
         return {worker: 1.0 for worker in workers if rollout.is_hinted(worker)}
 
@@ -126,29 +126,29 @@ class PartialRollout:
 
 async def _answer(rollout: Rollout) -> Answer:
     """One answer, whole, or as a stream that is one. Raises what the layers within raise, and Reject (502)."""
-    request = rollout.exchange.request
+    request, made = rollout.exchange.request, rollout.made
     if request.ready_body is None:
         await request.body()  # kept: it may be sent more than once
     request.accept_identity()
     try:
         answer = await rollout.dispatches.first()
         while answer.status == 200 and answer.error_code is None and not answer.is_encoded:
-            if rollout.wire is None and not rollout.is_chat:
+            if made.wire is None and not rollout.is_chat:
                 return answer
             if is_stream(answer):
                 answer.chunks = stream(rollout, answer.chunks)
                 return answer
             body = answer.arrived_body()
-            if body is None or rollout.whole is not None:
+            if body is None or made.whole is not None:
                 try:
                     body = await _body(rollout, answer)
                 except WorkerFault:
-                    if rollout.whole is None:
+                    if made.whole is None:
                         raise
                     return await _joined(rollout, answer)
                 if body is None:
                     return answer
-            is_end = rollout.whole is None and ABORTED not in body
+            is_end = made.whole is None and ABORTED not in body
             part = None if is_end else await _part(rollout, body)
             if part is None:
                 return _stripped(rollout, answer, body)
@@ -158,9 +158,9 @@ async def _answer(rollout: Rollout) -> Answer:
                 if rest is not None:
                     answer = rest
                     continue
-            elif rollout.whole is not None:
+            elif made.whole is not None:
                 rollout.take(part)
-            if rollout.whole is not None:
+            if made.whole is not None:
                 return await _joined(rollout, answer)
             rollout.settle_form()
             return _stripped(rollout, answer, orjson.dumps(part) if rollout.is_changed else body)

@@ -107,7 +107,8 @@ class PackedTokens:
     def add_context(self, token_ids: Sequence[int], ends: Sequence[int]) -> None:
         """Append tokens that were not sampled; ``ends`` count from where the sequence ended."""
         ids, offsets = self._checked(token_ids, ends)
-        self._extend(ids, offsets)
+        self.ids.extend(ids)
+        self.ends.extend(offsets)
 
     def add_sampled(
         self,
@@ -125,7 +126,8 @@ class PackedTokens:
         if ids:
             start = len(self.ids)
             add_span(self.spans, Span(start, start + len(ids), weight_version))
-        self._extend(ids, offsets)
+        self.ids.extend(ids)
+        self.ends.extend(offsets)
         self.logprobs.extend(packed)
 
     def first(self, count: int) -> PackedTokens:
@@ -162,7 +164,3 @@ class PackedTokens:
         if not is_ordered:
             raise ValueError("the ends of the tokens decrease; nothing was added")
         return ids, offsets
-
-    def _extend(self, ids: array[int], offsets: array[int]) -> None:
-        self.ids.extend(ids)
-        self.ends.extend(offsets)

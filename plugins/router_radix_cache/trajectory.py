@@ -77,6 +77,9 @@ class SampledRuns:
         return all(packed.startswith(runs.logprobs, 8 * runs.sampled_before) for runs in self.chain())
 
 
+NOTHING_SAMPLED = SampledRuns(None, [], array("d"))
+
+
 def runs_beyond(earlier: SampledRuns | None, token_count: int, tokens: PackedTokens) -> SampledRuns:
     """Runs for ``tokens``, of which ``earlier`` tells the first ``token_count`` tokens."""
     skipped = 0 if earlier is None else earlier.sampled_before + len(earlier.logprobs)
@@ -134,7 +137,7 @@ class Trajectory:
         self.weight_version = tokens.spans[-1].weight_version if tokens.spans else None
         self._digest: int | None = None
         self.segment: Segment | None = None
-        self.runs = SampledRuns(None, [], array("d"))
+        self.runs = NOTHING_SAMPLED  # until it is stored
         self.tick = 0
         self.used_s = 0.0
         self.holds = 0

@@ -98,7 +98,8 @@ class RadixTree:
             raise ValueError(
                 f"the tokens cover {tokens.byte_length} of {len(encoded)} bytes of the text; nothing was stored"
             )
-        self.expire()
+        if self._ttl_s is not None:
+            self.expire()
         self._serial += 1
         trajectory = Trajectory(rid, session_id, self._serial, tokens)
         paths, key, ids, ends = self._keyed(encoded, tokens)
@@ -120,7 +121,8 @@ class RadixTree:
         ``session_id`` and ``weight_version`` (of the last sampled token) narrow the choice to trajectories that have
         them.
         """
-        self.expire()
+        if self._ttl_s is not None:
+            self.expire()
         encoded = encode_text(text)
         if rid is None and session_id is None:
             candidates = follow(self._texted.root, encoded, weight_version)
@@ -137,7 +139,8 @@ class RadixTree:
 
         ``text`` is what it would be stored under. Of trajectories that go on the newest is taken.
         """
-        self.expire()
+        if self._ttl_s is not None:
+            self.expire()
         encoded = encode_text(text) if text else b""
         paths, key, ids, ends = self._keyed(encoded, tokens)
         segment, count = paths.follow(key, ids, ends)
@@ -152,7 +155,8 @@ class RadixTree:
 
     def by_rid(self, rid: str) -> Match | None:
         """The whole trajectory stored for ``rid``, with or without a text; None when there is none (any more)."""
-        self.expire()
+        if self._ttl_s is not None:
+            self.expire()
         trajectory = self._registry.by_rid(rid)
         if trajectory is None:
             return None
@@ -165,7 +169,7 @@ class RadixTree:
     def hold(self, match: Match) -> Hold:
         """Protect the matched trajectory from eviction until the hold is released; an empty match holds nothing."""
         trajectory = match.trajectory
-        return Hold(trajectory if trajectory is not None and trajectory.is_stored else None, self._released)
+        return Hold(trajectory if trajectory is not None and trajectory.segment is not None else None, self._released)
 
     def expire(self) -> None:
         """Drop what was not used for ``ttl_s``; every call that reads or writes does so, an idle tree needs a timer."""
@@ -217,7 +221,7 @@ class RadixTree:
         token_count = len(tokens.ids)
         if (
             continued is not None
-            and continued.is_stored
+            and continued.segment is not None
             and continued.token_count < token_count
             and continued.runs.are_start_of(tokens, continued.token_count)
         ):

@@ -27,7 +27,7 @@ from router_core import (
     WorkerFault,
     hookimpl,
 )
-from router_routed_experts.asking import TARGETS, edits, read_asked
+from router_routed_experts.asking import GENERATE, TARGETS, edits, read_asked
 from router_routed_experts.capture import Capture, Plan
 from router_routed_experts.layout import read_layout
 from router_routed_experts.metrics_page import render
@@ -162,7 +162,7 @@ class RoutedExpertsPlugin:
     def _ask(self, exchange: Exchange, request: Request, target: str, body: object) -> None:
         if not isinstance(body, dict):
             return
-        names = (name for name, _ in request.headers)
+        names = [] if target == GENERATE else [name for name, _ in request.headers]
         asked = read_asked(target, body, names, needs_ids=exchange.session_id is not None)
         plan = self._capture.plan(asked, exchange.session_id)
         exchange.state[PLAN] = plan

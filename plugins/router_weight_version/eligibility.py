@@ -49,8 +49,10 @@ class Eligibility:
 
     def is_open(self, tag: int | None, newest: int | None) -> bool:
         """Whether nothing at all can be against any worker, so that nobody need look at one."""
-        is_bound = tag is not None or newest is not None
-        return not (is_bound or self.dispatch.pauses.is_any or self.versions.is_any_unconfirmed)
+        if tag is not None or newest is not None:
+            return False
+        pauses = self.dispatch.pauses
+        return not (pauses.epoch and pauses.is_any) and not self.versions.is_any_unconfirmed
 
     def why_out(
         self, worker: Worker, tag: int | None, newest: int | None, max_staleness: int | None

@@ -24,12 +24,8 @@ class Pauses:
 
     def __init__(self) -> None:
         self.epoch = 0
+        """0: nothing was ever paused."""
         self._pauses: dict[Hashable | None, _Pause] = {}
-
-    @property
-    def are_known(self) -> bool:
-        """Whether there was ever a pause of a target that is not forgotten; as most often, there was none."""
-        return bool(self._pauses)
 
     def pause(self, target: Hashable | None, until: float) -> int:
         """Begins a pause or renews its lease; returns the new epoch."""
@@ -57,7 +53,7 @@ class Pauses:
     @property
     def is_any(self) -> bool:
         """Whether anything is paused."""
-        return bool(self._pauses) and any(found.until is not None for found in self._pauses.values())
+        return any(found.until is not None for found in self._pauses.values())
 
     def is_void(self, decided_in: int, target: Hashable) -> bool:
         """Whether a decision for ``target``, taken in that epoch, has to be taken again."""

@@ -145,7 +145,7 @@ class WeightVersion:
     async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
         pauses = self._eligibility.dispatch.pauses
         while True:
-            while pauses.are_known and pauses.is_paused(None):
+            while pauses.epoch and pauses.is_paused(None):
                 await self._eligibility.router.holds.hold(exchange, PAUSED, reason="the router is paused")
             try:
                 return await call_next(exchange)
@@ -156,15 +156,18 @@ class WeightVersion:
     @hookimpl
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Sequence[Worker] | None:
         exchange.state[DECIDED_IN] = self._eligibility.dispatch.pauses.epoch
-        self._eligibility.unclaim(exchange)
+        eligibility = self._eligibility
+        if exchange.session_id is not None:
+            eligibility.unclaim(exchange)
         settings: WeightVersionSettings = exchange.settings(self)
-        newest = self._eligibility.check_staleness(exchange, settings.max_staleness)
-        tag = self._eligibility.tag_of(exchange)
-        if self._eligibility.is_open(tag, newest):
+        is_bounded = settings.max_staleness is not None
+        newest = eligibility.check_staleness(exchange, settings.max_staleness) if is_bounded else None
+        tag = eligibility.tag_of(exchange)
+        if eligibility.is_open(tag, newest):
             return None
         kept = []
         for worker in workers:
-            found = self._eligibility.why_out(worker, tag, newest, settings.max_staleness)
+            found = eligibility.why_out(worker, tag, newest, settings.max_staleness)
             if found is None:
                 kept.append(worker)
             else:
@@ -207,7 +210,8 @@ class WeightVersion:
 
     @hookimpl
     def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
-        self._eligibility.unclaim(exchange)
+        if exchange.session_id is not None:
+            self._eligibility.unclaim(exchange)
         if uploading := self._eligibility.dispatch.uploading:
             uploading.difference_update(exchange.attempts)
 
@@ -218,7 +222,7 @@ class WeightVersion:
         newest = None if max_staleness is None else eligibility.newest()
         tag = eligibility.tag_of(exchange)
         pauses = eligibility.dispatch.pauses
-        if pauses.are_known and pauses.is_void(exchange.state[DECIDED_IN], worker):
+        if pauses.epoch and pauses.is_void(exchange.state[DECIDED_IN], worker):
             self._withdraw("dispatch was paused")
         is_open = eligibility.is_open(tag, newest)
         if not is_open and (out := eligibility.why_out(worker, tag, newest, max_staleness)) is not None:
