@@ -7,6 +7,7 @@ the wheel, in a directory of its own, and compiled there.
 
 from __future__ import annotations
 
+import re
 import shutil
 from contextlib import chdir
 from pathlib import Path
@@ -18,6 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 GROUP = "router_core"
 """All modules are one library, so that they call each other directly: ``router_core__mypyc`` at the wheel's top."""
 PROBE = "#include <Python.h>\nPyMODINIT_FUNC PyInit_probe(void) { return NULL; }\n"
+WEAK_REFERENCES = r"(\*\(\(PyObject \*\*\)\(\(char \*\)self \+ sizeof\(PyObject \*\) \+ sizeof\(\w+\)\)\))"
 NO_COMPILER = """router-core's compiled build needs a C compiler and the headers of Python. Tried here:
   {error}
 On Debian and Ubuntu: apt-get install gcc libc6-dev python3-dev; on macOS: xcode-select --install.
@@ -73,9 +75,25 @@ def compile_modules(modules: list[str], opt_level: str) -> None:
         debug_level="0",
         group_name=GROUP,
         target_dir="build",
+        multi_file=True,  # one file of everything takes the C compiler twice as long
     )
+    leave_weak_references(Path("build"))
     build_extensions(extensions)
     shutil.rmtree("build")
+
+
+def leave_weak_references(directory: Path) -> None:
+    """Mends what mypyc 2.4 wrote for Python before 3.12: an instance does not own its list of weak references.
+
+    Where a class has a ``__dict__`` (a base that is not compiled, a nested function), the head of that list is visited
+    and given up like an attribute; whoever holds the weak reference then has freed memory, and the next garbage
+    collection crashes. Here it is not visited, and the weak references are told that the instance is gone.
+    """
+    for path in directory.rglob("*.c"):
+        written = path.read_text(encoding="utf-8")
+        unseen = re.sub(rf"Py_VISIT\({WEAK_REFERENCES}\);", "", written)
+        told = r"if (Py_REFCNT(self) == 0 && \1) PyObject_ClearWeakRefs((PyObject *)self);"
+        path.write_text(re.sub(rf"Py_CLEAR\({WEAK_REFERENCES}\);", told, unseen), encoding="utf-8")
 
 
 def probe_compiler() -> None:

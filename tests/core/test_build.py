@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
+import sys
 import tomllib
+import weakref
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import router_core
 from router_core.build import build_name
+from router_core.outbox import Outbox, OutboxTransport
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = os.environ.get("TESTED_BUILD", "interpreted")
@@ -40,3 +45,17 @@ def test_every_listed_module_is_of_that_build() -> None:
     assert origins.keys() == set(names)
     is_source = {name: origin.endswith(".py") for name, origin in origins.items()}
     assert set(is_source.values()) == {EXPECTED == "interpreted"}, is_source
+
+
+def test_an_object_does_not_own_its_weak_references() -> None:
+    """mypyc before Python 3.12 gave them up with the object: memory of others was freed, and the collector crashed."""
+    loop = asyncio.new_event_loop()
+    transport = OutboxTransport(asyncio.Transport(), Outbox(), loop)
+    loop.close()
+    gone = weakref.ref(transport)
+    gc.collect()
+    counts = [sys.getrefcount(gone)]
+    del transport
+    counts.append(sys.getrefcount(gone))
+    assert counts[0] == counts[1]
+    assert gone() is None
