@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from router_core.lookup import Lookup
 
 T = TypeVar("T")
-D = TypeVar("D")
 
 
 class StateKey(Generic[T]):
@@ -24,15 +26,6 @@ class StateKey(Generic[T]):
         return f"StateKey({self.name!r})"
 
 
-class Get(Protocol):
-    """How a value is looked up."""
-
-    @overload
-    def __call__(self, key: StateKey[T], /) -> T | None: ...
-    @overload
-    def __call__(self, key: StateKey[T], default: D, /) -> T | D: ...
-
-
 class State:
     """Values by `StateKey`; private to a plugin as long as it keeps the key to itself."""
 
@@ -41,7 +34,7 @@ class State:
     def __init__(self) -> None:
         values: dict[StateKey[Any], Any] = {}
         self._values = values
-        self.get: Get = values.get
+        self.get: Lookup = values.get
         """``get(key)``: the value, or None; ``get(key, default)``. The dictionary's own, since hooks ask most often."""
 
     def __getitem__(self, key: StateKey[T]) -> T:
