@@ -198,7 +198,7 @@ class FastCycle:
             return None
         if len(body) < COPIED_BYTES:
             parts.append(body)
-            self._transport.write(b"".join(parts))
+            self._transport.pass_on(b"".join(parts))
         else:
             self._transport.write(b"".join(parts))
             self._transport.write(body)
@@ -217,9 +217,9 @@ class FastCycle:
         if self.disconnected:
             return None
         if not self._is_chunked:
-            self._transport.write(chunk)
+            self._transport.pass_on(chunk)
         elif len(chunk) < COPIED_BYTES:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            self._transport.pass_on(b"%x\r\n%b\r\n" % (len(chunk), chunk))
         else:
             self._transport.writelines((b"%x\r\n" % len(chunk), chunk, b"\r\n"))
         return self._flow.drain() if self._flow.write_paused else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 log = logging.getLogger("router_core")
 
@@ -44,3 +45,21 @@ def raise_file_limit(max_held_requests: int) -> None:
         max_held_requests,
         wanted,
     )
+
+
+def grow_file_table(max_held_requests: int) -> None:
+    """Has Linux make room for them now: in a process with threads it waits 20 ms each time that the table doubles."""
+    try:
+        import resource
+        from fcntl import F_DUPFD_CLOEXEC, fcntl
+    except ImportError:  # not on Windows
+        return
+    limit, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[0], files_wanted(max_held_requests)
+    end, other = os.pipe()
+    os.close(other)
+    try:
+        os.close(fcntl(end, F_DUPFD_CLOEXEC, wanted if limit == resource.RLIM_INFINITY else min(wanted, limit - 1)))
+    except OSError as error:  # the last number is taken, or there is no memory for it
+        log.debug("no room is made for files: %s", error)
+    finally:
+        os.close(end)

@@ -1,7 +1,8 @@
-"""Writes of one turn of the event loop go to the system together.
+"""Writes of one turn of the event loop go to the system together, where there are several.
 
 A write that wakes a sleeping peer costs several times what one to a busy peer does. Written one by one, between the
-work for one request and that for the next, each finds its peer asleep again; in a row, only the first does.
+work for one request and that for the next, each finds its peer asleep again; in a row, only the first does. After a
+turn with one writer the first write of the next passes at once: most likely it is the only one, and need not wait.
 """
 
 from __future__ import annotations
@@ -27,19 +28,33 @@ class Writer(Protocol):
 class Outbox:
     """Who has something to write at the end of this turn of the event loop, in order."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("_is_quiet", "_waiting", "_writers")
 
     def __init__(self) -> None:
         self._waiting: list[Writer] = []
+        self._writers = 0
+        """Of this turn, with the one that passed."""
+        self._is_quiet = True
+        """Whether the last turn that had a writer had one alone."""
+
+    def may_pass(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether a writer may write at once, which it then has to; else it is to be added."""
+        if self._writers or not self._is_quiet:
+            return False
+        self._writers = 1
+        loop.call_soon(self._end)
+        return True
 
     def add(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
         """``writer`` is flushed once, after what runs in this turn has run."""
-        if not self._waiting:
-            loop.call_soon(self._flush)
+        if not self._writers:
+            loop.call_soon(self._end)
+        self._writers += 1
         self._waiting.append(writer)
 
-    def _flush(self) -> None:
+    def _end(self) -> None:
         waiting, self._waiting = self._waiting, []
+        self._is_quiet, self._writers = self._writers == 1, 0
         for writer in waiting:
             try:
                 writer.flush()
@@ -67,6 +82,13 @@ class OutboxTransport(asyncio.Transport):
             self._outbox.add(self, self._loop)
         self._parts.append(data)
         self._held_bytes += size
+
+    def pass_on(self, data: bytes) -> None:
+        """Writes what nothing of this turn follows, most likely: at once, if nobody else writes."""
+        if not self._parts and self._outbox.may_pass(self._loop):
+            self._transport.write(data)
+        else:
+            self.write(data)
 
     def writelines(self, list_of_data: Iterable[bytes]) -> None:  # type: ignore[override]
         for data in list_of_data:

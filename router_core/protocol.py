@@ -7,6 +7,7 @@ import select
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router_core.asgi_inbound import DEPARTURE, HAS_LEFT, Departure
@@ -34,6 +35,7 @@ class Protocol(HttpToolsProtocol):
     loop: Any
     transport: Any
     flow: Any
+    server: Any
     client: Any
     scheme: Any
     headers: Any
@@ -41,6 +43,7 @@ class Protocol(HttpToolsProtocol):
     expect_100_continue: Any
     cycle: Any
     pipeline: Any
+    connections: Any
     tasks: Any
     server_state: Any
     timeout_keep_alive: Any
@@ -59,7 +62,12 @@ class Protocol(HttpToolsProtocol):
         self._outbox = outbox
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(OutboxTransport(transport, self._outbox, self.loop))
+        """uvicorn's, but that it would ask the system for addresses which the transport knows."""
+        self.connections.add(self)
+        self.transport = OutboxTransport(transport, self._outbox, self.loop)
+        self.flow = FlowControl(self.transport)
+        self.server, self.client = _address(transport, "sockname"), _address(transport, "peername")
+        self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -148,7 +156,7 @@ class Protocol(HttpToolsProtocol):
                 self._watch_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Lets go of its last request, which holds on to it: the collector seldom comes by (`server.GC_THRESHOLDS`)."""
+        """Lets go of its last request, which holds on to it: the collector seldom comes by (`garbage.THRESHOLDS`)."""
         super().connection_lost(exc)
         self.pipeline.clear()
         if self._serving is not None:
@@ -181,6 +189,12 @@ class Protocol(HttpToolsProtocol):
         poll = select.poll()
         poll.register(self.transport.get_extra_info("socket").fileno(), _LEFT)
         return bool(poll.poll(0))
+
+
+def _address(transport: Any, which: str) -> tuple[str, int] | None:
+    """Host and port, where it has them: a client may be gone, a socket have a path."""
+    address = transport.get_extra_info(which)
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
 
 
 class _Unprimed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -28,7 +27,8 @@ from router_core.build import build_name
 from router_core.config import Config
 from router_core.errors import ConfigError
 from router_core.fast_front import FastProtocol
-from router_core.file_limit import raise_file_limit
+from router_core.file_limit import grow_file_table, raise_file_limit
+from router_core.garbage import Collector
 from router_core.outbox import Outbox
 from router_core.protocol import Protocol
 from router_core.settings import RouterSettings
@@ -40,8 +40,6 @@ KEEP_ALIVE_S = 75
 CUT_S = 1.0
 """Seconds that requests get to end after they were cut."""
 DRAIN_POLL_S = 0.1
-GC_THRESHOLDS = (20_000, 20, 50)
-"""Exchanges make no cycles of their own, so the collector may look less often than Python's default."""
 SWITCH_INTERVAL_S = 0.001
 """How long a thread that computes keeps the loop waiting for the interpreter, which is once for each such thread."""
 QUIET = (
@@ -234,19 +232,22 @@ class GuestServer(Server):
 class _ProcessServer(Server):
     """The server of a process that is nothing else."""
 
+    def __init__(self, application: Application, listeners: Listeners) -> None:
+        super().__init__(application, listeners)
+        self._collector = Collector(application.proxy.running)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if hasattr(signal, "SIGHUP"):  # not on Windows
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
-        gc.collect()
-        gc.freeze()  # what lives until the end need not be looked at again and again
-        gc.set_threshold(*GC_THRESHOLDS)
+        self._collector.start()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def _reload(self) -> None:
         self._application.reload_soon()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._collector.stop()
         await super().shutdown(sockets=sockets)
         if self.server_state.tasks:
             log.error("stopping: %d requests do not end, whatever they are told", len(self.server_state.tasks))
@@ -318,6 +319,7 @@ def serve(application: Application) -> int:
     clear_ready_file(settings.ready_file, config.where("router.ready_file"))
     listeners = listen(config)
     raise_file_limit(settings.max_held_requests)
+    grow_file_table(settings.max_held_requests)
     server = _ProcessServer(application, listeners)
     try:
         server.run(sockets=listeners.all)

@@ -15,6 +15,7 @@ import uvloop
 
 from router_core.app import Application
 from router_core.errors import ConfigError
+from router_core.file_limit import grow_file_table
 from router_core.processes.asking import Asking
 from router_core.processes.child_server import ChildServer
 from router_core.processes.counts import CountedWorker, Counts
@@ -192,6 +193,7 @@ def main(fd: int) -> int:
         setup: Setup = read_first(end)
     except EOFError:
         return 1
+    grow_file_table(setup.config.router.max_held_requests)  # before a thread is started
     watch_supervisor(end, setup.config.router)
     set_up_logging(setup.config.router.log_level, f"[{setup.slot}] ")
     sys.path.insert(0, "")  # middleware paths may name modules of the working directory

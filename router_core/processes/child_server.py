@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -10,8 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from router_core.app import Application
+from router_core.garbage import Collector
 from router_core.processes.handing import Gate, Handing
-from router_core.server import GC_THRESHOLDS, Listeners, Server
+from router_core.server import Listeners, Server
 from router_core.settings import RouterSettings
 
 
@@ -21,6 +21,7 @@ class ChildServer(Server):
     def __init__(self, application: Application, listeners: Listeners, handing: Handing) -> None:
         super().__init__(application, listeners)
         self._handing = handing
+        self._collector = Collector(application.proxy.running)
         make: Callable[..., Any] = self.config.http  # type: ignore[assignment]  # `Server` gives no name
         self._make_protocol = make
         self.config.http = lambda **uvicorn: Gate(make(**uvicorn), handing)  # type: ignore[assignment]
@@ -35,12 +36,11 @@ class ChildServer(Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._handing.close()
+        self._collector.stop()
         await super().shutdown(sockets=sockets)
 
     def _publish(self, settings: RouterSettings) -> None:
-        gc.collect()
-        gc.freeze()  # what lives until the end need not be looked at again and again
-        gc.set_threshold(*GC_THRESHOLDS)
+        self._collector.start()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         self._poll = select.poll()
         self._answer: H1Answer | None = None
         self._unsent = b""
-        """Of a request what is written at the end of this turn: its head, and its body if that is small."""
+        """Of a request what is written at once, or at the end of this turn: its head, and its body if that is small."""
         self._on_write: Callable[[], None] | None = None
         self._has_served = False
         self._parser: Any = httptools.HttpResponseParser(self)
@@ -101,7 +101,10 @@ class Connection(asyncio.Protocol):
             parts.append(b"content-length: %d\r\n\r\n" % request.length)
         self._unsent = b"".join(parts)
         self._on_write = on_write
-        if stream is None and len(self._unsent) < 2 * COPIED_BYTES and (body is None or len(body) < COPIED_BYTES):
+        is_small = (
+            stream is None and len(self._unsent) < 2 * COPIED_BYTES and (body is None or len(body) < COPIED_BYTES)
+        )
+        if is_small and not self._outbox.may_pass(self.loop):
             self._outbox.add(self, self.loop)
             return answer
         self.flush()

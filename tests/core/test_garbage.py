@@ -1,4 +1,4 @@
-"""What an exchange makes is freed when it ends: the collector comes by too seldom for cycles (`server.GC_THRESHOLDS`).
+"""What an exchange makes is freed when it ends: the collector comes by too seldom for cycles (`garbage.THRESHOLDS`).
 
 Garbage that survives two looks of the collector is kept for twenty million more objects: hundreds of thousands of
 requests, about 2 GB.

@@ -1,4 +1,4 @@
-"""Writes of one turn go out together, in the order of each connection, and none is lost or said twice."""
+"""Writes of one turn go out together and one alone at once, in order, and none is lost or said twice."""
 
 from __future__ import annotations
 
@@ -60,6 +60,41 @@ async def test_small_writes_go_out_at_the_end_of_the_turn_in_one_piece_each(log:
     first.write(b"5")
     await end_of_turn()
     assert log[2:] == [("a", b"5")]
+
+
+async def test_a_write_that_is_alone_in_its_turn_passes_at_once(log: list[tuple[str, bytes]]) -> None:
+    transport = OutboxTransport(Transport(log), Outbox(), asyncio.get_running_loop())
+    for number in (b"1", b"2"):
+        transport.pass_on(number)
+        assert log[-1] == ("a", number)
+        await end_of_turn()
+    assert log == [("a", b"1"), ("a", b"2")]
+
+
+async def test_others_of_a_turn_wait_for_its_end_as_does_the_next_turn(
+    log: list[tuple[str, bytes]],
+) -> None:
+    outbox, loop = Outbox(), asyncio.get_running_loop()
+    first, second = (OutboxTransport(Transport(log, name), outbox, loop) for name in "ab")
+    first.pass_on(b"1")
+    second.pass_on(b"2")
+    first.pass_on(b"3")
+    assert log == [("a", b"1")]
+    await end_of_turn()
+    assert log[1:] == [("b", b"2"), ("a", b"3")]
+    first.pass_on(b"4")
+    assert len(log) == 3
+    await end_of_turn()
+    first.pass_on(b"5")  # the turn before it had one writer
+    assert log[3:] == [("a", b"4"), ("a", b"5")]
+
+
+async def test_what_is_held_goes_before_what_passes_at_once(log: list[tuple[str, bytes]]) -> None:
+    transport = OutboxTransport(Transport(log), Outbox(), asyncio.get_running_loop())
+    transport.write(b"head")
+    transport.pass_on(b"chunk")
+    await end_of_turn()
+    assert log == [("a", b"headchunk")]
 
 
 async def test_a_large_write_passes_at_once_behind_what_was_held(log: list[tuple[str, bytes]]) -> None:

@@ -249,12 +249,23 @@ async def test_too_few_open_files_are_said_at_the_start(tmp_path: Path) -> None:
     assert "router.max_held_requests = 10000" in line and "it takes 18320" in line
 
 
+def file_table_size(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().partition("FDSize:")[2].split()[0])
+
+
 async def test_enough_open_files_are_nothing_to_speak_of(tmp_path: Path) -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 9000:
         pytest.skip("the hard limit here is lower than what is tried")
     async with limited_router(tmp_path, 256, 9000, "--set", "router.max_held_requests=100") as (_, process):
         process.terminate()
         assert "files" not in (await process.communicate())[1].decode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the table of open files is Linux's")
+async def test_there_is_room_for_open_files_before_they_are_opened(tmp_path: Path) -> None:
+    async with limited_router(tmp_path, 256, 5000) as (_, process):
+        assert process.pid is not None
+        assert file_table_size(process.pid) >= 5000
 
 
 # ------------------------------------------------------------------------------------------------------------- the end

@@ -8,6 +8,7 @@ It ends with its standard input.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import sys
@@ -67,13 +68,17 @@ class Worker:
         self.begin(Script())
 
     def begin(self, script: Script) -> None:
-        """Idle connections are closed: those that all contenders keep would add up to the limit of open files."""
+        """Idle connections are closed: those that all contenders keep would add up to the limit of open files.
+
+        The collector looks now, and not amid a load: with thousands of connections it takes 20 ms.
+        """
         self.script = script
         self.answer = json_answer(answer_body(script))
         self.requests = self.events = self.cut = self.inflight = self.peak = 0
         for connection in list(self.connections):
             if not connection.is_busy:
                 connection.transport.close()
+        gc.collect()
 
     def counts(self) -> dict[str, int]:
         return {
@@ -186,4 +191,5 @@ def line_of(script: Script) -> str:
 
 
 if __name__ == "__main__":
+    gc.disable()
     uvloop.run(serve(int(sys.argv[1])))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import marshal
+import resource
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -132,3 +134,15 @@ async def test_an_address_for_operators_stays_apart_in_every_process(start_two: 
             assert opened.json()["base_url"] == f"http://127.0.0.1:{router.port}/sessions/s/v1"
         assert (await exchange_once(port, "DELETE", "/sessions/s")).status == 401
         await asyncio.sleep(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the table of open files is Linux's")
+async def test_each_has_room_for_open_files_before_they_are_opened(start_two: Any) -> None:
+    if 0 < resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 8192:
+        pytest.skip("the hard limit here is lower than what is tried")
+    router = await start_two("--worker", "http://127.0.0.1:1")
+    assert all(_file_table_size(pid) >= 8192 for pid in children_of(router.pid))
+
+
+def _file_table_size(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().partition("FDSize:")[2].split()[0])

@@ -1,4 +1,4 @@
-"""A request waits for the end of the turn before it is written: what may happen to its connection meanwhile."""
+"""A request waits for the end of a turn in which others write, too: what may happen to its connection meanwhile."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ class Transport(asyncio.Transport):
         self.is_over = True
 
 
+class Other:
+    """Somebody else who writes in this turn."""
+
+    def flush(self) -> None:
+        pass
+
+
 class Worker:
     """A connection, its transport, and the far end of its socket."""
 
@@ -40,8 +47,8 @@ class Worker:
         self.far = far
         self.released: list[Connection] = []
         self.written_for = 0
-        loop = asyncio.get_running_loop()
-        self.connection = Connection(Address("http://w:1"), loop, Outbox(), 65536, self.released.append)
+        self._outbox, loop = Outbox(), asyncio.get_running_loop()
+        self.connection = Connection(Address("http://w:1"), loop, self._outbox, 65536, self.released.append)
         self.transport = Transport(near)
         self.connection.connection_made(self.transport)
 
@@ -49,6 +56,10 @@ class Worker:
         self.written_for += 1
 
     def ask(self) -> Any:
+        self._outbox.add(Other(), self.connection.loop)
+        return self.ask_alone()
+
+    def ask_alone(self) -> Any:
         return self.connection.start(Outgoing("POST", "http://w:1", b"/generate", [], b"{}"), self.begin)
 
     async def serve_one(self) -> None:
@@ -85,6 +96,25 @@ async def test_a_request_leaves_in_one_piece_at_the_end_of_the_turn(worker: Work
     await end_of_turn()
     assert worker.transport.written == b"POST /generate HTTP/1.1\r\nhost: w:1\r\ncontent-length: 2\r\n\r\n{}"
     assert worker.written_for == 1
+
+
+async def test_a_request_with_a_turn_for_itself_leaves_at_once(worker: Worker) -> None:
+    worker.ask_alone()
+    assert worker.transport.written.endswith(b"\r\n\r\n{}")
+    assert worker.written_for == 1
+    await end_of_turn()
+    assert worker.written_for == 1
+
+
+@pytest.mark.parametrize("how", ["end", "bytes"])
+async def test_a_spoilt_idle_connection_is_not_written_to_at_once_either(worker: Worker, how: str) -> None:
+    await worker.serve_one()
+    await end_of_turn()
+    worker.far.shutdown(socket.SHUT_WR) if how == "end" else worker.far.send(ANSWER)
+    answer = worker.ask_alone()
+    assert await answer.wait_for_head() is False
+    assert (worker.transport.written, worker.written_for) == (b"", 1)
+    assert worker.transport.is_over
 
 
 @pytest.mark.parametrize("how", ["end", "bytes"])
