@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from email.utils import formatdate
+from functools import lru_cache
 from time import time
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -41,7 +42,7 @@ class Headers:
 
     def get(self, name: str) -> str | None:
         """The first value of a field, decoded as latin-1, or None."""
-        key = name.lower().encode()
+        key = _key(name)
         for field, value in self.raw:
             if field == key:
                 return value.decode("latin-1")
@@ -49,7 +50,7 @@ class Headers:
 
     def get_all(self, name: str) -> list[str]:
         """Every value of a field in order."""
-        key = name.lower().encode()
+        key = _key(name)
         return [value.decode("latin-1") for field, value in self.raw if field == key]
 
     def set(self, name: str, value: str) -> None:
@@ -71,21 +72,29 @@ class Headers:
 
     def remove(self, name: str) -> None:
         """Drops every field of this name, if there is one."""
-        key = name.lower().encode()
+        key = _key(name)
         self.raw[:] = [pair for pair in self.raw if pair[0] != key]
 
     def copy(self) -> Headers:
         return Headers(list(self.raw))
 
     def __contains__(self, name: str) -> bool:
-        key = name.lower().encode()
-        return any(field == key for field, _ in self.raw)
+        key = _key(name)
+        for field, _ in self.raw:  # noqa: SIM110  # a generator costs more than the look
+            if field == key:
+                return True
+        return False
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return ((field.decode("latin-1"), value.decode("latin-1")) for field, value in self.raw)
 
     def __repr__(self) -> str:
         return f"Headers({self.raw!r})"
+
+
+@lru_cache(maxsize=1024)
+def _key(name: str) -> bytes:
+    return name.lower().encode()
 
 
 def _checked(name: str, value: str) -> tuple[bytes, bytes]:

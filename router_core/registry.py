@@ -308,6 +308,8 @@ def _by_position(function: Callable[..., Any], taken: tuple[str, ...], spec: tup
         return function
     if not taken:
         return lambda *args: function()
+    if len(taken) == 1 and len(spec) == 2:
+        return (lambda first, _: function(first)) if taken == spec[:1] else (lambda _, second: function(second))
     chosen = itemgetter(*(spec.index(argument) for argument in taken))
     if len(taken) == 1:
         return lambda *args: function(chosen(args))

@@ -18,6 +18,8 @@ _LITERAL = re.compile(rb"[^,}\]\s]++")
 
 def is_object(body: bytes) -> bool:
     """Whether the text looks like one JSON object from its outside."""
+    if body.startswith(b"{") and body.endswith(b"}"):
+        return True
     start, end = _space_end(body, 0), len(body)
     while end > start and body[end - 1] in b" \t\r\n":
         end -= 1

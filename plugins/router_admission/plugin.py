@@ -64,6 +64,7 @@ class Admission:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._limits = Limits(settings.max_inflight_per_worker, settings.max_inflight, settings.max_kv_usage)
+        self._is_bounded = self._limits.is_any or bool(settings.reserve_url)
         self._router: Router | None = None
         self._verdicts: Counter[Verdict] = Counter()
 
@@ -88,7 +89,7 @@ class Admission:
     # ------------------------------------------------------------------------------------------------------- selection
     @hookimpl
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Sequence[Worker] | None:
-        if not self._limits.is_any and not self._settings.reserve_url:
+        if not self._is_bounded:
             return None
         kept = []
         is_full = self._is_router_full()

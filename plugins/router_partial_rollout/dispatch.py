@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 
 from router_core import Answer, CallNext, Exchange, NoWorker, Reject, Worker, WorkerFault
 from router_partial_rollout.limits import Counts
@@ -25,10 +26,10 @@ class Dispatches:
         self._call_next = call_next
         self._counts = counts
 
-    async def first(self) -> Answer:
+    def first(self) -> Awaitable[Answer]:
         """Raises what the layers within raise."""
         self.count = 1
-        return await self._call_next(self._exchange)
+        return self._call_next(self._exchange)
 
     async def rest(self) -> Answer | None:
         """The answer to a continuation; None where none is to be had, and what was made is all there is."""

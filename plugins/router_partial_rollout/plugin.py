@@ -33,7 +33,9 @@ from router_partial_rollout.text import Texts
 from router_partial_rollout.wire import ABORT, Json, SegmentError, only_choice, read_part
 
 HEADER = "x-partial-rollout"
-TARGETS = frozenset(("/generate", "/v1/completions", "/v1/chat/completions"))
+TARGETS = frozenset((b"/generate", b"/v1/completions", b"/v1/chat/completions"))
+ABORTED = b'"abort"'
+"""Is in the bytes of each aborted answer."""
 ROLLOUT = StateKey[Rollout]("partial rollout")
 
 
@@ -76,13 +78,8 @@ class PartialRollout:
     def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
         settings: PartialRollout.Settings = exchange.settings(self)
         when = _when(exchange, settings)
-        if when == "never" or exchange.request.method != "POST" or exchange.target not in TARGETS:
+        if when == "never" or exchange.request.method != "POST" or exchange.request.path not in TARGETS:
             return call_next(exchange)
-        return self._roll_out(exchange, call_next, settings, when)
-
-    async def _roll_out(self, exchange: Exchange, call_next: CallNext, settings: Settings, when: str) -> Answer:
-        await exchange.request.body()  # kept: it may be sent more than once
-        exchange.request.accept_identity()
         limits = Limits(
             is_always=when == "always",
             window_grace_s=settings.window_grace_s,
@@ -92,10 +89,7 @@ class PartialRollout:
         )
         rollout = Rollout(exchange, call_next, limits, router=self._router, texts=self._texts, counts=self._counts)
         exchange.state[ROLLOUT] = rollout
-        try:
-            return await _answer(rollout)
-        except SegmentError as error:
-            raise Reject(502, "segment_mismatch", f"the segments of the answer do not fit together: {error}") from None
+        return _answer(rollout)
 
     @hookimpl
     def attempt_start(self, exchange: Exchange, attempt: Attempt) -> Awaitable[None] | None:
@@ -105,13 +99,14 @@ class PartialRollout:
     @hookimpl
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:
         rollout = exchange.state.get(ROLLOUT)
-        if rollout is None or rollout.whole is None:
+        if rollout is None or rollout.made.whole is None:
             return None
         return {worker: 1.0 for worker in workers if rollout.is_hinted(worker)}
 
     @hookimpl
     def response_end(self, exchange: Exchange) -> None:
-        exchange.state.pop(ROLLOUT)  # the two hold each other
+        if exchange.state.get(ROLLOUT) is not None:
+            exchange.state.pop(ROLLOUT)  # the two hold each other
 
     @hookimpl
     def metrics(self) -> str:
@@ -130,38 +125,48 @@ class PartialRollout:
 
 
 async def _answer(rollout: Rollout) -> Answer:
-    """One answer, whole, or as a stream that is one."""
-    answer = await rollout.dispatches.first()
-    while answer.status == 200 and answer.error_code is None and _is_plain(answer):
-        if rollout.wire is None and not rollout.is_chat:
-            return answer
-        if is_stream(answer):
-            answer.chunks = stream(rollout, answer.chunks)
-            return answer
-        try:
-            body = await _body(rollout, answer)
-        except WorkerFault:
-            if rollout.whole is None:
-                raise
-            return await _joined(rollout, answer)
-        if body is None:
-            return answer
-        part = await _part(rollout, body)
-        if part is None:
-            return _stripped(rollout, answer, body)
-        if rollout.may_go_on(part) and await rollout.is_continued(part):
+    """One answer, whole, or as a stream that is one. Raises what the layers within raise, and Reject (502)."""
+    request, made = rollout.exchange.request, rollout.made
+    if request.ready_body is None:
+        await request.body()  # kept: it may be sent more than once
+    request.accept_identity()
+    try:
+        answer = await rollout.dispatches.first()
+        while answer.status == 200 and answer.error_code is None and not answer.is_encoded:
+            if made.wire is None and not rollout.is_chat:
+                return answer
+            if is_stream(answer):
+                answer.chunks = stream(rollout, answer.chunks)
+                return answer
+            body = answer.arrived_body()
+            if body is None or made.whole is not None:
+                try:
+                    body = await _body(rollout, answer)
+                except WorkerFault:
+                    if made.whole is None:
+                        raise
+                    return await _joined(rollout, answer)
+                if body is None:
+                    return answer
+            is_end = made.whole is None and ABORTED not in body
+            part = None if is_end else await _part(rollout, body)
+            if part is None:
+                return _stripped(rollout, answer, body)
+            if rollout.may_go_on(part) and await rollout.is_continued(part):
+                rollout.settle_form()
+                rest = await rollout.dispatches.rest()
+                if rest is not None:
+                    answer = rest
+                    continue
+            elif made.whole is not None:
+                rollout.take(part)
+            if made.whole is not None:
+                return await _joined(rollout, answer)
             rollout.settle_form()
-            rest = await rollout.dispatches.rest()
-            if rest is not None:
-                answer = rest
-                continue
-        elif rollout.whole is not None:
-            rollout.take(part)
-        if rollout.whole is not None:
-            return await _joined(rollout, answer)
-        rollout.settle_form()
-        return _stripped(rollout, answer, orjson.dumps(part) if rollout.is_changed else body)
-    return answer
+            return _stripped(rollout, answer, orjson.dumps(part) if rollout.is_changed else body)
+        return answer
+    except SegmentError as error:
+        raise Reject(502, "segment_mismatch", f"the segments of the answer do not fit together: {error}") from None
 
 
 async def _body(rollout: Rollout, answer: Answer) -> bytes | None:
@@ -180,9 +185,7 @@ async def _body(rollout: Rollout, answer: Answer) -> bytes | None:
 
 
 async def _part(rollout: Rollout, body: bytes) -> Json | None:
-    """The answer, if it may have to be continued or joined."""
-    if rollout.whole is None and b'"abort"' not in body:
-        return None
+    """An answer that says abort, or follows one, if it may have to be continued or joined."""
     if not rollout.is_chat:
         part = read_part(body)
         return rollout.wire.part(part) if part is not None and rollout.wire is not None else part
@@ -203,10 +206,6 @@ def _stripped(rollout: Rollout, answer: Answer, body: bytes) -> Answer:
     if body is not answer.ready_body:
         answer.set_body(body)
     return answer
-
-
-def _is_plain(answer: Answer) -> bool:
-    return (answer.headers.get("content-encoding") or "identity").lower() == "identity"
 
 
 def _when(exchange: Exchange, settings: PartialRollout.Settings) -> str:

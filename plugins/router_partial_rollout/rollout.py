@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 
 from router_core import (
     KEPT_VERSION,
@@ -61,7 +62,6 @@ class Rollout:
         self._limits = limits
         self._router = router
         self._texts = texts
-        self._text = WholeText(self.made, texts)
         self._attempt: Attempt | None = None
         self._split_stops: list[str] = []
         """Ends of stop texts that began before the newest dispatch."""
@@ -87,7 +87,7 @@ class Rollout:
         return self._limits.continues_lost
 
     # -------------------------------------------------------------------------------------------------------- asking
-    async def prepare(self, attempt: Attempt) -> None:
+    def prepare(self, attempt: Attempt) -> Awaitable[None] | None:
         """The worker is known, and what others make of the request: say what is still to be made.
 
         Raises AttemptWithdrawn where the worker's call is another than that of what was made.
@@ -97,6 +97,17 @@ class Rollout:
         made, wire = self.made, wires.get(attempt.request.path.decode("latin-1"))
         if made.whole is None:
             made.wire = wire
+            if wire is None or not wire.flags:
+                self._expect(attempt)
+                return None
+        return self._ask(attempt, wire)
+
+    def _expect(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        attempt.before_send(lambda: self._at_send(attempt.worker))
+
+    async def _ask(self, attempt: Attempt, wire: Wire | None) -> None:
+        made = self.made
         if wire is not None and wire.flags:
             await self._ask_for_ids(attempt, wire)
         if made.whole is not None:
@@ -111,8 +122,7 @@ class Rollout:
                 attempt.request.set_key(key, value)
             for key in rest.remove:
                 attempt.request.remove_key(key)
-        self._attempt = attempt
-        attempt.before_send(lambda: self._at_send(attempt.worker))
+        self._expect(attempt)
 
     async def _ask_for_ids(self, attempt: Attempt, wire: Wire) -> None:
         body = await attempt.request.body()
@@ -291,13 +301,15 @@ class Rollout:
         if whole is None or wire is None or self._attempt is None:
             raise SegmentError("there is no part")
         self.counts.joined += self.made.count > 1
-        wire.set_text(whole, await self._text.of_end(self._attempt.worker, wire, whole))
+        wire.set_text(whole, await WholeText(self.made, self._texts).of_end(self._attempt.worker, wire, whole))
         self.made.tell_segments(whole)
         return whole
 
     async def decode(self, ids: list[int]) -> str | None:
         """Text of output ids; None where nobody can tell."""
-        return None if self._attempt is None else await self._text.decode(self._attempt.worker, ids)
+        if self._attempt is None:
+            return None
+        return await WholeText(self.made, self._texts).decode(self._attempt.worker, ids)
 
     def settled(self, text: str) -> str:
         """The text as far as a stream may show it, although more follows."""

@@ -30,6 +30,9 @@ def winner(workers: Sequence[Worker], draws: random.Random) -> Worker:
     """The less loaded of two different ones; of equals the one that was picked longest ago."""
     if len(workers) == 1:
         return workers[0]
-    first = draws.randrange(len(workers))
-    second = (first + 1 + draws.randrange(len(workers) - 1)) % len(workers)
-    return min(workers[first], workers[second], key=lambda worker: (worker.inflight, worker.last_pick))
+    count = len(workers)
+    place = int(draws.random() * count)
+    first, second = workers[place], workers[(place + 1 + int(draws.random() * (count - 1))) % count]
+    if first.inflight != second.inflight:
+        return first if first.inflight < second.inflight else second
+    return first if first.last_pick <= second.last_pick else second

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,18 +86,33 @@ class PrefixAffinity:
 
     @hookimpl
     def request_start(self, exchange: Exchange) -> Awaitable[None] | None:
-        return self._read_prompt(exchange) if self._is_readable(exchange.request) else None
+        request = exchange.request
+        if not self._is_readable(request):
+            return None
+        try:
+            body = request.ready_json()
+        except MalformedBody:
+            return None  # the worker will tell the client
+        if body is None:
+            return self._read_later(exchange)
+        return self._read_prompt(exchange, body)
 
-    async def _read_prompt(self, exchange: Exchange) -> None:
+    async def _read_later(self, exchange: Exchange) -> None:
         try:
             body = await exchange.request.shared_json()
         except MalformedBody:
-            return  # the worker will tell the client
-        if not isinstance(body, dict) or not (chain := block_chain(body, self._settings.block_bytes)):
             return
+        if (asking := self._read_prompt(exchange, body)) is not None:
+            await asking
+
+    def _read_prompt(self, exchange: Exchange, body: object) -> Awaitable[None] | None:
+        if not isinstance(body, dict) or not (chain := block_chain(body, self._settings.block_bytes)):
+            return None
         prompt = exchange.state[PROMPT] = Prompt(chain)
-        if self._provider is not None:
-            prompt.off_gpu = await self._provider.scores(body, [worker.url for worker in self._router.workers])
+        return None if self._provider is None else self._ask(self._provider, prompt, body)
+
+    async def _ask(self, provider: Provider, prompt: Prompt, body: Mapping[str, Any]) -> None:
+        prompt.off_gpu = await provider.scores(body, [worker.url for worker in self._router.workers])
 
     @hookimpl
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores | None:
@@ -141,11 +156,11 @@ class PrefixAffinity:
     # ----------------------------------------------------------------------------------------------------- the pieces
     def _is_readable(self, request: Request) -> bool:
         """A JSON post whose length is known and within the bound."""
-        if request.method != "POST" or "content-encoding" in request.headers:
+        if request.method != "POST":
             return False
-        kind = request.headers.get("content-type")
-        if kind is not None and "json" not in kind.lower():
-            return False
+        for name, value in request.headers.raw:
+            if name == b"content-encoding" or (name == b"content-type" and b"json" not in value.lower()):
+                return False
         ready = request.ready_body
         length = request.source.length if ready is None else len(ready)
         return length is not None and length <= self._settings.max_body_bytes

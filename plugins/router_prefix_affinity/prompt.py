@@ -18,20 +18,24 @@ def block_chain(body: Mapping[str, Any], block_bytes: int) -> list[int]:
 
     The hashes hold within this process only. The rest behind the last whole block is not in the chain.
     """
-    prompt = next((body[key] for key in PROMPT_KEYS if body.get(key)), None)
-    if prompt is None:
+    for key in PROMPT_KEYS:
+        if prompt := body.get(key):
+            break
+    else:
         return []
-    context = hash(orjson.dumps([body.get(key) for key in CONTEXT_KEYS]))
     if isinstance(prompt, list) and isinstance(prompt[0], int):
         try:
-            return _linked(context, prompt, block_bytes // 4, tuple)
+            return _linked(body, prompt, block_bytes // 4, tuple)
         except TypeError:
             pass  # something in it is no id, and cannot be hashed
-    return _linked(context, prompt_bytes(prompt), block_bytes, bytes)
+    return _linked(body, prompt_bytes(prompt), block_bytes, bytes)
 
 
-def _linked(link: int, told: Sequence[Any], size: int, packed: Callable[[Any], Hashable]) -> list[int]:
-    chain = []
+def _linked(body: Mapping[str, Any], told: Sequence[Any], size: int, packed: Callable[[Any], Hashable]) -> list[int]:
+    chain: list[int] = []
+    if len(told) < size:
+        return chain
+    link = hash(orjson.dumps([body.get(key) for key in CONTEXT_KEYS]))
     for start in range(0, len(told) - size + 1, size):
         link = hash((link, packed(told[start : start + size])))
         chain.append(link)

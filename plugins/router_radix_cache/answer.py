@@ -12,7 +12,7 @@ from router_radix_cache.tokens import Span
 from router_radix_cache.unusable import Unusable, UnusableError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sampled:
     """One finished answer. ``token_ids`` and ``logprobs`` (nats) are equally long and ``spans`` cover them."""
 
@@ -29,8 +29,8 @@ def read_answer(body: bytes, prompt_tokens: int) -> Sampled:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise UnusableError(Unusable.UNREADABLE, str(error)) from error
-    meta = answer.get("meta_info") if isinstance(answer, Mapping) else None
-    if not isinstance(meta, Mapping):
+    meta = answer.get("meta_info") if isinstance(answer, dict) else None
+    if not isinstance(meta, dict):
         raise UnusableError(Unusable.UNREADABLE, "no object with meta_info")
     _check_end(meta)
     token_ids, logprobs = _sampled(answer, meta)
@@ -44,7 +44,7 @@ def read_answer(body: bytes, prompt_tokens: int) -> Sampled:
 
 def _check_end(meta: Mapping[str, Any]) -> None:
     reason = meta.get("finish_reason")
-    kind = reason.get("type") if isinstance(reason, Mapping) else reason
+    kind = reason.get("type") if isinstance(reason, dict) else reason
     if not isinstance(kind, str) or not kind:
         raise UnusableError(Unusable.UNFINISHED, f"the finish reason is {reason!r}")
     if kind in ("abort", "error"):
@@ -98,4 +98,6 @@ def _covers(bounds: list[int], count: int) -> bool:
 
 def _version(value: object) -> str | None:
     """A weight version as text; older workers send numbers."""
+    if value is None or type(value) is str:
+        return value
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None

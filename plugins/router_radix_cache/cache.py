@@ -77,10 +77,15 @@ class TextCache:
         self.spellings = Spellings(max_bytes=prompt_bytes)
         self._add_special_tokens = add_special_tokens
         self._door: Door
+        self._tokenizer: Tokenizer | None = None
 
     def use(self, door: Door) -> None:
         """Where the tokenizer is, before the first request."""
         self._door = door
+
+    async def _ready(self) -> Tokenizer:
+        self._tokenizer = await self._door.ready()
+        return self._tokenizer
 
     # ----------------------------------------------------------------------------------------------------- a request
     def match(self, text: str, session_id: str | None) -> Match:
@@ -91,7 +96,7 @@ class TextCache:
 
     async def begin_text(self, text: str, known: Match) -> Turn:
         """The ids to send for a text. Raises ValueError for what is no text, Reject where no tokenizer is."""
-        tokenizer = await self._door.ready()
+        tokenizer = self._tokenizer or await self._ready()
         tokens, rest = known_start(known, encode_text(text), tokenizer.token_bytes)
         self.counts.reused_tokens += len(tokens)
         if rest:
@@ -99,21 +104,43 @@ class TextCache:
         self.counts.texts += 1
         return Turn(text, tokens, known, tokenizer)
 
-    async def begin_ids(self, token_ids: Sequence[int]) -> Turn:
-        """A prompt that came as ids: they are kept as they are. Raises ValueError for what are no ids."""
-        tokenizer = await self._door.ready()
+    def begin_short(self, token_ids: Sequence[int]) -> Turn | None:
+        """`begin_ids` of a prompt that takes no time worth a thread; None of another, or before the tokenizer is there.
+
+        Raises ValueError for what are no ids.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer is None or len(token_ids) > IN_LOOP_IDS:
+            return None
         ids = packed_ids(token_ids)
-        is_short = len(ids) <= IN_LOOP_IDS
         spelling = self.spellings.get(key := ids.tobytes())
         if spelling is None:
-            spelling = spell(tokenizer, ids) if is_short else await self._door.run(spell, tokenizer, ids)
-            self.spellings.keep(key, spelling)
-        elif not is_short:
+            spelling = self._keep(key, ids, spell(tokenizer, ids))
+        return self._turn(tokenizer, ids, spelling)
+
+    async def begin_ids(self, token_ids: Sequence[int]) -> Turn:
+        """A prompt that came as ids: they are kept as they are. Raises ValueError for what are no ids."""
+        tokenizer = self._tokenizer or await self._ready()
+        if (turn := self.begin_short(token_ids)) is not None:
+            return turn
+        ids = packed_ids(token_ids)
+        spelling = self.spellings.get(key := ids.tobytes())
+        if spelling is None:
+            spelling = self._keep(key, ids, await self._door.run(spell, tokenizer, ids))
+        else:
             await asyncio.sleep(0)  # siblings come together: not all that is done for each in one turn of the loop
-        text, tokens = spelling.text, PackedTokens()
-        tokens.add_context(ids, spelling.ends)
+        return self._turn(tokenizer, ids, spelling)
+
+    def _keep(self, key: bytes, ids: array[int], spelling: Spelling) -> Spelling:
+        PackedTokens().add_context(ids, spelling.ends)  # checked here, and not again where they come again
+        self.spellings.keep(key, spelling)
+        return spelling
+
+    def _turn(self, tokenizer: Tokenizer, ids: array[int], spelling: Spelling) -> Turn:
+        text, tokens = spelling.text, PackedTokens(ids, spelling.ends[:])
         known = self.tree.match_tokens(text, tokens)
-        tokens.spans, tokens.logprobs = known.sampled()
+        if known.trajectory is not None:
+            tokens.spans, tokens.logprobs = known.sampled()
         self.counts.ids += 1
         self.counts.reused_tokens += known.token_count
         return Turn(text, tokens, known, tokenizer)
@@ -121,9 +148,16 @@ class TextCache:
     async def store(self, turn: Turn, body: bytes, *, session_id: str | None) -> Trajectory | None:
         """Keeps the sample of an answer behind its prompt; raises ``UnusableError`` when it is not to be kept."""
         if len(body) <= IN_LOOP_BYTES:
-            sampled, ends = read_sample(turn, body)
-        else:
-            sampled, ends = await self._door.run(read_sample, turn, body)
+            return self.store_short(turn, body, session_id=session_id)
+        sampled, ends = await self._door.run(read_sample, turn, body)
+        return self._keep_sample(turn, sampled, ends, session_id)
+
+    def store_short(self, turn: Turn, body: bytes, *, session_id: str | None) -> Trajectory | None:
+        """The same of an answer of at most ``IN_LOOP_BYTES``."""
+        sampled, ends = read_sample(turn, body)
+        return self._keep_sample(turn, sampled, ends, session_id)
+
+    def _keep_sample(self, turn: Turn, sampled: Sampled, ends: list[int], session_id: str | None) -> Trajectory | None:
         try:
             for span in sampled.spans:
                 _add_span(turn.tokens, sampled, ends, span)
@@ -139,7 +173,7 @@ class TextCache:
     # --------------------------------------------------------------------------------------------------- a retrieval
     async def retrieve(self, text: str, **narrow: str | None) -> Retrieved:
         """The tokens of ``text``: as they were sent and sampled, and encoded with mask 0 where they were not."""
-        tokenizer = await self._door.ready()
+        tokenizer = self._tokenizer or await self._ready()
         match = self.tree.match(text, **narrow)
         if match.is_complete:
             return Retrieved(text, match.packed(), len(text), is_complete=True, is_ambiguous=match.is_ambiguous)
@@ -161,7 +195,7 @@ class TextCache:
         tokens.add_context(encoded.ids, encoded.ends)
 
     async def _encode(self, text: str, is_start: bool) -> Encoded:
-        tokenizer = await self._door.ready()
+        tokenizer = self._tokenizer or await self._ready()
         adds_special = is_start and self._add_special_tokens
         if len(text) <= IN_LOOP_CHARACTERS:
             return encode(tokenizer, text, adds_special)
@@ -215,7 +249,7 @@ def _lengths_summed(pieces: Sequence[bytes | None]) -> array[int]:
 
 def read_sample(turn: Turn, body: bytes) -> tuple[Sampled, list[int]]:
     """The sample of an answer, and where each of its tokens ends in its text."""
-    sampled = read_answer(body, len(turn.tokens))
+    sampled = read_answer(body, len(turn.tokens.ids))
     if turn.text is None:
         return sampled, [0] * len(sampled.token_ids)
     pieces = turn.tokenizer.token_bytes(sampled.token_ids)
@@ -223,6 +257,9 @@ def read_sample(turn: Turn, body: bytes) -> tuple[Sampled, list[int]]:
 
 
 def _add_span(tokens: PackedTokens, sampled: Sampled, ends: list[int], span: Span) -> None:
+    if len(sampled.spans) == 1 and span.stop - span.start == len(ends):
+        tokens.add_sampled(sampled.token_ids, ends, sampled.logprobs, span.weight_version)
+        return
     part = slice(span.start, span.stop)
     base = ends[span.start - 1] if span.start else 0
     own_ends = [end - base for end in ends[part]] if base else ends[part]

@@ -59,7 +59,10 @@ class Match:
     @property
     def spans(self) -> list[Span]:
         """The sampled spans, joined where they touch."""
-        return spans_within(self.trajectory.runs.all_spans(), 0, self.token_count) if self.trajectory else []
+        if self.trajectory is None:
+            return []
+        spans = self.trajectory.runs.all_spans()
+        return spans_within(spans, 0, self.token_count) if spans and spans[0].start < self.token_count else []
 
     @property
     def loss_mask(self) -> list[int]:

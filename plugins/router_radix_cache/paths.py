@@ -31,7 +31,7 @@ class Paths:
                 parent = self._grow(parent, text[at : ends[first]], text[at:], ids[4 * first :], ends[first:])
                 shared = len(ends) - first
             else:
-                parent = found if shared == found.token_count else self._split(found, at, shared)
+                parent = found if shared == len(found.ends) else self._split(found, at, shared)
             path.append(parent)
             first += shared
             at = ends[first - 1]
@@ -47,7 +47,7 @@ class Paths:
                 break
             segment, first = found, first + shared
             at = ends[first - 1]
-            if shared < found.token_count:
+            if shared < len(found.ends):
                 break
         return segment, first
 

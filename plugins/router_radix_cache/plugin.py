@@ -17,12 +17,11 @@ from router_core import (
     MalformedBody,
     MemberStripper,
     PluginSettings,
-    Request,
     Router,
     StateKey,
     hookimpl,
 )
-from router_radix_cache.cache import TextCache, Turn
+from router_radix_cache.cache import IN_LOOP_BYTES, TextCache, Turn
 from router_radix_cache.hold import Hold
 from router_radix_cache.request import Prompt, read_prompt
 from router_radix_cache.routes import CacheRoutes
@@ -33,7 +32,7 @@ from router_radix_cache.unusable import Unusable, UnusableError
 
 log = logging.getLogger(__name__)
 
-TARGET = "/generate"
+TARGET = b"/generate"
 LOGPROBS = (b"input_token_logprobs", b"output_token_logprobs", b"output_token_logprobs_length")
 """What an answer says because it was asked for logprobs."""
 EXPECTED = (Unusable.ABORTED, Unusable.UNFINISHED, Unusable.EMPTY)
@@ -136,40 +135,63 @@ class RadixCache:
     @hookimpl
     def request_start(self, exchange: Exchange) -> Awaitable[None] | None:
         request = exchange.request
-        if exchange.target != TARGET or request.method not in ("POST", "PUT"):
+        if request.path != TARGET or request.method not in ("POST", "PUT"):
             return None
-        return self._read(exchange, request)
-
-    async def _read(self, exchange: Exchange, request: Request) -> None:
         try:
-            prompt = read_prompt(await request.shared_json())
+            body = request.ready_json()
         except MalformedBody:
-            return  # the worker says what is wrong with it
-        if prompt is None or (prompt.text is None and not prompt.asks_logprobs):
-            return
+            return None  # the worker says what is wrong with it
+        return self._read_later(exchange) if body is None else self._read(exchange, body)
+
+    async def _read_later(self, exchange: Exchange) -> None:
         try:
-            turn = await self._begin(exchange, prompt)
-        except ValueError as error:
-            log.info("%r passes as it is: its prompt is none: %s", exchange, error)
+            body = await exchange.request.shared_json()
+        except MalformedBody:
             return
-        if not len(turn.tokens):
+        if (beginning := self._read(exchange, body)) is not None:
+            await beginning
+
+    def _read(self, exchange: Exchange, body: object) -> Awaitable[None] | None:
+        prompt = read_prompt(body)
+        if prompt is None or (prompt.text is None and not prompt.asks_logprobs):
+            return None
+        if prompt.token_ids is not None:
+            try:
+                turn = self._cache.begin_short(prompt.token_ids)
+            except ValueError as error:
+                _pass(exchange, error)
+                return None
+            if turn is not None:
+                self._begin(exchange, prompt, turn)
+                return None
+        return self._begin_later(exchange, prompt)
+
+    async def _begin_later(self, exchange: Exchange, prompt: Prompt) -> None:
+        try:
+            if prompt.text is None:
+                turn = await self._cache.begin_ids(prompt.token_ids or ())
+            else:
+                known = self._cache.match(prompt.text, exchange.session_id)
+                exchange.state[HOLD] = self._tree.hold(known)  # before it is waited for a thread
+                turn = await self._cache.begin_text(prompt.text, known)
+        except ValueError as error:
+            _pass(exchange, error)
+            return
+        self._begin(exchange, prompt, turn)
+
+    def _begin(self, exchange: Exchange, prompt: Prompt, turn: Turn) -> None:
+        if prompt.text is None:
+            exchange.state[HOLD] = self._tree.hold(turn.known)
+        if not turn.tokens.ids:
             return
         exchange.state[KEPT] = Kept(turn, prompt.is_stream, hides_logprobs=not prompt.asks_logprobs)
         if prompt.text is None:
             return  # whoever sends ids gets what it asks for, and nothing is changed
+        request = exchange.request
         request.remove_key("text")
         request.set_key("input_ids", turn.tokens.ids.tolist())
         if not prompt.asks_logprobs:
             request.set_key("return_logprob", True)
-
-    async def _begin(self, exchange: Exchange, prompt: Prompt) -> Turn:
-        if prompt.text is None:
-            turn = await self._cache.begin_ids(prompt.token_ids or ())
-            exchange.state[HOLD] = self._tree.hold(turn.known)
-            return turn
-        known = self._cache.match(prompt.text, exchange.session_id)
-        exchange.state[HOLD] = self._tree.hold(known)  # before it is waited for a thread
-        return await self._cache.begin_text(prompt.text, known)
 
     @hookimpl
     def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
@@ -186,7 +208,10 @@ class RadixCache:
         if kept.is_stream or (body := answer.arrived_body()) is None:
             answer.chunks = self._passing(exchange, kept, answer.chunks)
             return answer
-        await self._store(exchange, kept, lambda: whole_body(body, self._settings.max_answer_bytes))
+        if len(body) <= IN_LOOP_BYTES:
+            self._store_short(exchange, kept, body)
+        else:
+            await self._store(exchange, kept, lambda: whole_body(body, self._settings.max_answer_bytes))
         if kept.hides_logprobs:
             stripper = MemberStripper(*LOGPROBS)
             answer.set_body(stripper.feed(body) + stripper.rest())
@@ -208,20 +233,35 @@ class RadixCache:
     async def _store(self, exchange: Exchange, kept: Kept, told: Callable[[], bytes]) -> None:
         try:
             await self._cache.store(kept.turn, told(), session_id=exchange.session_id)
-        except UnusableError as error:
+        except Exception as error:  # noqa: BLE001  # logged and counted
+            self._lose(exchange, error)
+
+    def _store_short(self, exchange: Exchange, kept: Kept, body: bytes) -> None:
+        try:
+            told = whole_body(body, self._settings.max_answer_bytes)
+            self._cache.store_short(kept.turn, told, session_id=exchange.session_id)
+        except Exception as error:  # noqa: BLE001  # logged and counted
+            self._lose(exchange, error)
+
+    def _lose(self, exchange: Exchange, error: Exception) -> None:
+        """The client has its answer: a fault here must not break what has passed."""
+        if isinstance(error, UnusableError):
             self._cache.counts.not_stored[str(error.reason)] += 1
             worker = exchange.worker.url if exchange.worker else "none"
             level = logging.DEBUG if error.reason in EXPECTED else logging.WARNING
             log.log(level, "%r is not stored, worker %s: %s", exchange, worker, error)
-        except Exception:  # the client has its answer: a fault here must not break what has passed
+        else:
             self._cache.counts.not_stored[str(Unusable.FAULT)] += 1
-            log.exception("%r is not stored", exchange)
+            log.error("%r is not stored", exchange, exc_info=error)
 
     @hookimpl
     def response_end(self, exchange: Exchange) -> None:
-        hold = exchange.state.pop(HOLD)
-        if hold is not None:
+        if (hold := exchange.state.get(HOLD)) is not None:
             hold.release()
+
+
+def _pass(exchange: Exchange, error: ValueError) -> None:
+    log.info("%r passes as it is: its prompt is none: %s", exchange, error)
 
 
 def metric_lines(metrics: Mapping[str, tuple[str, str, int | Mapping[str, int]]]) -> str:

@@ -10,7 +10,7 @@ OTHER_INPUTS = frozenset(("input_embeds", "image_data", "video_data", "audio_dat
 """Keys with which text and ids are not the whole prompt."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prompt:
     """One prompt: its text, or its ids. ``asks_logprobs``: the client wants to see logprobs itself."""
 
@@ -22,7 +22,7 @@ class Prompt:
 
 def read_prompt(body: object) -> Prompt | None:
     """The prompt of a request body; None for a batch, for several samples at once and for what is no prompt."""
-    if not isinstance(body, Mapping) or not _is_single(body):
+    if not isinstance(body, dict) or not _is_single(body):
         return None
     if not OTHER_INPUTS.isdisjoint(body) and any(body.get(key) for key in OTHER_INPUTS):
         return None
@@ -36,4 +36,4 @@ def read_prompt(body: object) -> Prompt | None:
 
 def _is_single(body: Mapping[str, Any]) -> bool:
     sampling = body.get("sampling_params") or {}
-    return isinstance(sampling, Mapping) and sampling.get("n") in (None, 1) and not isinstance(body.get("rid"), list)
+    return isinstance(sampling, dict) and sampling.get("n") in (None, 1) and not isinstance(body.get("rid"), list)

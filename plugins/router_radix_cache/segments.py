@@ -122,7 +122,12 @@ class Segment:
         """How many tokens of this segment stand at ``first`` in another sequence: same id, same end, same text."""
         offset = 4 * first
         if text.startswith(self.label, at) and ids.startswith(self.ids, offset) and ends.startswith(self.ends, offset):
-            return self.token_count
+            return len(self.ends)
+        left = (len(ids) - offset) // 4
+        if left < len(self.ends) and self.ids[: 4 * left] == ids[offset:]:  # a prompt of which answers are stored
+            rest = text[at:]
+            if self.label[: len(rest)] == rest and self.ends[:left].tobytes() == ends[offset:]:
+                return left
         same = min(common_length(ids, offset, self.ids), common_length(ends, offset, self.ends)) // 4
         return min(same, bisect_right(self.ends, at + common_length(text, at, self.label)))
 

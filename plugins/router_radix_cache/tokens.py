@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,7 @@ def decode_text(encoded: bytes) -> str:
     return encoded.decode("utf-8", "surrogatepass")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Sampled tokens ``[start, stop)`` of one weight version (None: the worker did not say)."""
 
     start: int
@@ -49,7 +48,8 @@ def spans_within(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
     found: list[Span] = []
     for span in spans:
         if span.start < stop and span.stop > start:
-            add_span(found, Span(max(span.start, start), min(span.stop, stop), span.weight_version))
+            is_cut = span.start < start or span.stop > stop
+            add_span(found, Span(max(span.start, start), min(span.stop, stop), span.weight_version) if is_cut else span)
     return found
 
 
@@ -62,9 +62,10 @@ class PackedTokens:
 
     __slots__ = ("ends", "ids", "logprobs", "spans")
 
-    def __init__(self) -> None:
-        self.ids: array[int] = array("i")
-        self.ends: array[int] = array("I")
+    def __init__(self, ids: array[int] | None = None, ends: array[int] | None = None) -> None:
+        """With ``ids`` (``array("i")``) and their ``ends`` (``array("I")``): context, checked before; both are kept."""
+        self.ids: array[int] = array("i") if ids is None else ids
+        self.ends: array[int] = array("I") if ends is None else ends
         self.spans: list[Span] = []
         self.logprobs: array[float] = array("d")
 
@@ -106,7 +107,8 @@ class PackedTokens:
     def add_context(self, token_ids: Sequence[int], ends: Sequence[int]) -> None:
         """Append tokens that were not sampled; ``ends`` count from where the sequence ended."""
         ids, offsets = self._checked(token_ids, ends)
-        self._extend(ids, offsets)
+        self.ids.extend(ids)
+        self.ends.extend(offsets)
 
     def add_sampled(
         self,
@@ -122,8 +124,10 @@ class PackedTokens:
         ids, offsets = self._checked(token_ids, ends)
         packed = array("d", logprobs)
         if ids:
-            add_span(self.spans, Span(len(self), len(self) + len(ids), weight_version))
-        self._extend(ids, offsets)
+            start = len(self.ids)
+            add_span(self.spans, Span(start, start + len(ids), weight_version))
+        self.ids.extend(ids)
+        self.ends.extend(offsets)
         self.logprobs.extend(packed)
 
     def first(self, count: int) -> PackedTokens:
@@ -138,22 +142,25 @@ class PackedTokens:
     def _checked(self, token_ids: Sequence[int], ends: Sequence[int]) -> tuple[array[int], array[int]]:
         if len(ends) != len(token_ids):
             raise ValueError(f"{len(ends)} ends for {len(token_ids)} tokens; nothing was added")
+        base = self.ends[-1] if self.ends else 0
         try:
             ids, offsets = array("i", token_ids), array("I", ends)
         except OverflowError as error:
             raise ValueError(f"a token id or an end is out of range ({error}); nothing was added") from error
         if not ids:
             return ids, offsets
-        is_short = len(ids) <= SHORT
-        if (smallest := min(ids) if is_short else int(np.frombuffer(ids, np.int32).min())) < 0:
+        if len(ids) <= SHORT:
+            smallest, told = min(ids), offsets.tolist()
+            is_ordered = told == sorted(told)
+            if base:
+                offsets = array("I", [end + base for end in told])
+        else:
+            smallest, counted = int(np.frombuffer(ids, np.int32).min()), np.frombuffer(offsets, np.uint32)
+            is_ordered = not (counted[1:] < counted[:-1]).any()
+            if base:
+                offsets = array("I", (counted + np.uint32(base)).tobytes())
+        if smallest < 0:
             raise ValueError(f"token id {smallest} is negative; nothing was added")
-        counted = np.frombuffer(offsets, np.uint32)
-        if offsets.tolist() != sorted(offsets) if is_short else (counted[1:] < counted[:-1]).any():
+        if not is_ordered:
             raise ValueError("the ends of the tokens decrease; nothing was added")
-        if self.byte_length:
-            offsets = array("I", (counted + np.uint32(self.byte_length)).tobytes())
         return ids, offsets
-
-    def _extend(self, ids: array[int], offsets: array[int]) -> None:
-        self.ids.extend(ids)
-        self.ends.extend(offsets)

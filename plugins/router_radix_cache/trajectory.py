@@ -51,6 +51,8 @@ class SampledRuns:
 
     def all_spans(self) -> list[Span]:
         """Every sampled span from the first token on, joined where they touch."""
+        if self.parent is None:
+            return self.spans
         found: list[Span] = []
         for runs in reversed(list(self.chain())):
             for span in runs.spans:
@@ -66,10 +68,16 @@ class SampledRuns:
 
     def are_start_of(self, tokens: PackedTokens, token_count: int) -> bool:
         """Whether the first ``token_count`` tokens of ``tokens`` were sampled exactly as these runs say, bit by bit."""
-        if self.all_spans() != spans_within(tokens.spans, 0, token_count):
+        spans = tokens.spans if token_count == len(tokens.ids) else spans_within(tokens.spans, 0, token_count)
+        if self.all_spans() != spans:
             return False
         packed = tokens.logprobs.tobytes()
+        if self.parent is None:
+            return packed.startswith(self.logprobs)
         return all(packed.startswith(runs.logprobs, 8 * runs.sampled_before) for runs in self.chain())
+
+
+NOTHING_SAMPLED = SampledRuns(None, [], array("d"))
 
 
 def runs_beyond(earlier: SampledRuns | None, token_count: int, tokens: PackedTokens) -> SampledRuns:
@@ -102,13 +110,12 @@ def drop_runs(runs: SampledRuns) -> int:
 class Trajectory:
     """One stored token sequence, under the ``rid`` and ``session_id`` it was made for.
 
-    ``weight_version`` is the one of its last sampled token. ``digest`` tells samples of the same ids apart: it is equal
-    when mask, logprobs and weight versions are. ``holds`` counts the running requests that use it.
+    ``weight_version`` is the one of its last sampled token. ``holds`` counts the running requests that use it.
     """
 
     __slots__ = (
+        "_digest",
         "byte_length",
-        "digest",
         "holds",
         "rid",
         "runs",
@@ -121,19 +128,26 @@ class Trajectory:
         "weight_version",
     )
 
-    def __init__(self, *, rid: str | None, session_id: str | None, serial: int, tokens: PackedTokens) -> None:
+    def __init__(self, rid: str | None, session_id: str | None, serial: int, tokens: PackedTokens) -> None:
         self.rid = rid
         self.session_id = session_id
         self.serial = serial
-        self.token_count = len(tokens)
-        self.byte_length = tokens.byte_length
+        self.token_count = len(tokens.ids)
+        self.byte_length = tokens.ends[-1] if tokens.ends else 0
         self.weight_version = tokens.spans[-1].weight_version if tokens.spans else None
-        self.digest = hash((tuple(tokens.spans), tokens.logprobs.tobytes()))
+        self._digest: int | None = None
         self.segment: Segment | None = None
-        self.runs = SampledRuns(None, [], array("d"))
+        self.runs = NOTHING_SAMPLED  # until it is stored
         self.tick = 0
         self.used_s = 0.0
         self.holds = 0
+
+    @property
+    def digest(self) -> int:
+        """Tells samples of the same ids apart: it is equal when mask, logprobs and weight versions are."""
+        if self._digest is None:
+            self._digest = hash((tuple(self.runs.all_spans()), self.runs.all_logprobs().tobytes()))
+        return self._digest
 
     @property
     def is_stored(self) -> bool:

@@ -91,24 +91,24 @@ class RadixTree:
         stores of them need not be stored again. Returns None when nothing was kept: no tokens at all, larger than the
         bounds allow, or of a weight version that is not kept any more.
         """
-        if not len(tokens):
+        if not tokens.ids:
             return None
-        encoded = encode_text(text or "")
+        encoded = encode_text(text) if text else b""
         if encoded and tokens.byte_length != len(encoded):
             raise ValueError(
                 f"the tokens cover {tokens.byte_length} of {len(encoded)} bytes of the text; nothing was stored"
             )
-        self.expire()
+        if self._ttl_s is not None:
+            self.expire()
         self._serial += 1
-        trajectory = Trajectory(rid=rid, session_id=session_id, serial=self._serial, tokens=tokens)
+        trajectory = Trajectory(rid, session_id, self._serial, tokens)
         paths, key, ids, ends = self._keyed(encoded, tokens)
         packed_ends = ends.tobytes()  # until all is made that stays: else that lands in its place and leaves holes
         path = paths.place(key, ids, ends, packed_ends)
         self._enter(trajectory, path, self._runs_for(path, tokens, continued))
-        if self._versions.see(trajectory.weight_version):
-            self._drop_stale(self._registry)
-        else:
-            self._drop_stale([trajectory])
+        if not self._versions.keeps_all:
+            is_news = self._versions.see(trajectory.weight_version)
+            self._drop_stale(self._registry if is_news else [trajectory])
         self._enforce_bounds()
         return trajectory if trajectory.is_stored else None
 
@@ -121,7 +121,8 @@ class RadixTree:
         ``session_id`` and ``weight_version`` (of the last sampled token) narrow the choice to trajectories that have
         them.
         """
-        self.expire()
+        if self._ttl_s is not None:
+            self.expire()
         encoded = encode_text(text)
         if rid is None and session_id is None:
             candidates = follow(self._texted.root, encoded, weight_version)
@@ -138,8 +139,9 @@ class RadixTree:
 
         ``text`` is what it would be stored under. Of trajectories that go on the newest is taken.
         """
-        self.expire()
-        encoded = encode_text(text or "")
+        if self._ttl_s is not None:
+            self.expire()
+        encoded = encode_text(text) if text else b""
         paths, key, ids, ends = self._keyed(encoded, tokens)
         segment, count = paths.follow(key, ids, ends)
         if not count or segment.newest is None:
@@ -153,7 +155,8 @@ class RadixTree:
 
     def by_rid(self, rid: str) -> Match | None:
         """The whole trajectory stored for ``rid``, with or without a text; None when there is none (any more)."""
-        self.expire()
+        if self._ttl_s is not None:
+            self.expire()
         trajectory = self._registry.by_rid(rid)
         if trajectory is None:
             return None
@@ -166,7 +169,7 @@ class RadixTree:
     def hold(self, match: Match) -> Hold:
         """Protect the matched trajectory from eviction until the hold is released; an empty match holds nothing."""
         trajectory = match.trajectory
-        return Hold(trajectory if trajectory is not None and trajectory.is_stored else None, self._released)
+        return Hold(trajectory if trajectory is not None and trajectory.segment is not None else None, self._released)
 
     def expire(self) -> None:
         """Drop what was not used for ``ttl_s``; every call that reads or writes does so, an idle tree needs a timer."""
@@ -211,14 +214,15 @@ class RadixTree:
         ids = tokens.ids.tobytes()
         if encoded:
             return self._texted, encoded, ids, tokens.ends
-        return self._untexted, ids, ids, _ends_of_ids(len(tokens))
+        return self._untexted, ids, ids, _ends_of_ids(len(tokens.ids))
 
     def _runs_for(self, path: list[Segment], tokens: PackedTokens, continued: Trajectory | None) -> SampledRuns:
         """Runs for a new trajectory, as a continuation of an earlier one that was sampled alike."""
+        token_count = len(tokens.ids)
         if (
             continued is not None
-            and continued.is_stored
-            and continued.token_count < len(tokens)
+            and continued.segment is not None
+            and continued.token_count < token_count
             and continued.runs.are_start_of(tokens, continued.token_count)
         ):
             return runs_beyond(continued.runs, continued.token_count, tokens)
@@ -226,7 +230,7 @@ class RadixTree:
         for segment in reversed(path):
             for earlier in reversed(segment.trajectories):
                 if earlier.runs.are_start_of(tokens, earlier.token_count):
-                    if earlier.token_count == len(tokens):
+                    if earlier.token_count == token_count:
                         return earlier.runs
                     return runs_beyond(earlier.runs, earlier.token_count, tokens)
                 tried += 1
@@ -276,6 +280,8 @@ class RadixTree:
         return is_over_bytes or (self._max_tokens is not None and self.token_count > self._max_tokens)
 
     def _drop_stale(self, trajectories: Iterable[Trajectory]) -> None:
+        if self._versions.keeps_all:
+            return
         self._drop_all(
             [found for found in trajectories if self._versions.is_stale(found.weight_version)], "weight_version"
         )
@@ -295,7 +301,8 @@ class RadixTree:
     def _touch(self, trajectory: Trajectory) -> None:
         self._tick += 1
         trajectory.tick = self._tick
-        trajectory.used_s = self._clock()
+        if self._ttl_s is not None:
+            trajectory.used_s = self._clock()
 
 
 _ENDS_OF_IDS = array("I")

@@ -11,6 +11,7 @@ class VersionLog:
 
     def __init__(self, kept: int | None) -> None:
         self._kept = kept
+        self.keeps_all = kept is None
         self._seen: dict[str, None] = {}
         self._current: list[str] = []
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from router_core import PluginSettings, Worker, hookimpl
+
+LAST_PICK = attrgetter("last_pick")
 
 
 class RoundRobin:
@@ -21,4 +24,4 @@ class RoundRobin:
 
     @hookimpl
     def pick_worker(self, workers: Sequence[Worker]) -> Worker:
-        return min(workers, key=lambda worker: worker.last_pick)
+        return min(workers, key=LAST_PICK)

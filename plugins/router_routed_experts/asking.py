@@ -17,14 +17,18 @@ GENERATE, CHAT, COMPLETIONS, TOKENS = (
     "/v1/completions",
     "/inference/v1/generate",
 )
-TARGETS = frozenset((GENERATE, CHAT, COMPLETIONS, TOKENS))
+TARGETS = {target.encode(): target for target in (GENERATE, CHAT, COMPLETIONS, TOKENS)}
+"""By raw path."""
 
 RETURN = "return_routed_experts"
 SGLANG_START, VLLM_START = "routed_experts_start_len", "routed_experts_prompt_start"
+_ROWS_ONLY = (b"routed_experts",)
+_NOTHING: Mapping[str, tuple[bytes, ...]] = {}
+_KEY_OF_IDS = {GENERATE: "input_ids", COMPLETIONS: "prompt", TOKENS: "token_ids"}
 SGLEXT_FLAGS = ("return_cached_tokens_details", "return_spec_tokens_details")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """One request. ``is_own``: the client asks for routed experts itself. ``start``: the first row that is asked for.
 
@@ -52,11 +56,13 @@ def read_asked(
     ``needs_ids``: whether a session's next turn may continue it. Else its ids are only counted.
     """
     sampling = body.get("sampling_params") if target == TOKENS else None
-    told = {**body, **sampling} if isinstance(sampling, Mapping) else body
-    starts = [told[key] for key in (SGLANG_START, VLLM_START) if type(told.get(key)) is int]
+    told = {**body, **sampling} if isinstance(sampling, dict) else body
+    sglang_start, vllm_start = told.get(SGLANG_START), told.get(VLLM_START)
+    starts = [start for start in (sglang_start, vllm_start) if type(start) is int]
     is_own = bool(told.get(RETURN)) or bool(starts)
     is_stream = bool(body.get("stream"))
-    has_sglext = target in (CHAT, COMPLETIONS) and _asks_sglext(body, header_names)
+    is_openai = target in (CHAT, COMPLETIONS)
+    has_sglext = is_openai and _asks_sglext(body, header_names)
     rid = body.get("rid")
     told_ids = _told_ids(target, body)
     prompt_ids = packed_ids(told_ids) if needs_ids else None
@@ -64,11 +70,11 @@ def read_asked(
         target,
         is_stream,
         is_own,
-        max(starts, default=0),
+        max(starts) if starts else 0,
         prompt_ids,
         _counted(told_ids) if prompt_ids is None else len(prompt_ids),
         hidden=_hidden(target, body, is_stream=is_stream, is_own=is_own, has_sglext=has_sglext),
-        hides_sglext=is_stream and target in (CHAT, COMPLETIONS) and not (is_own or has_sglext),
+        hides_sglext=is_stream and is_openai and not (is_own or has_sglext),
         rid=rid if isinstance(rid, str) else None,
     )
 
@@ -91,8 +97,10 @@ def edits(asked: Asked, body: Mapping[str, Any], start: int) -> dict[str, Any]:
             keys[SGLANG_START] = start
         if start and asked.target != GENERATE:
             keys[VLLM_START] = start
-    counting = _counting(asked.target, is_stream=asked.is_stream, is_own=asked.is_own)
-    return keys | {key: True for key in counting if not body.get(key)}
+    for key in _counting(asked.target, is_stream=asked.is_stream, is_own=asked.is_own):
+        if not body.get(key):
+            keys[key] = True
+    return keys
 
 
 def _counting(target: str, *, is_stream: bool, is_own: bool) -> Mapping[str, tuple[bytes, ...]]:
@@ -101,6 +109,8 @@ def _counting(target: str, *, is_stream: bool, is_own: bool) -> Mapping[str, tup
     SGLang's chat refuses ``return_meta_info`` in a stream and has the ids in its last event instead. Asked for it, it
     moves the routed experts there, so a client that asks for these itself is not given it.
     """
+    if target == GENERATE:
+        return _NOTHING
     if target == COMPLETIONS:
         return {"return_token_ids": (b"token_ids", b"prompt_token_ids")}
     if target == CHAT and is_stream:
@@ -111,6 +121,8 @@ def _counting(target: str, *, is_stream: bool, is_own: bool) -> Mapping[str, tup
 def _hidden(
     target: str, body: Mapping[str, Any], *, is_stream: bool, is_own: bool, has_sglext: bool
 ) -> tuple[bytes, ...]:
+    if target == GENERATE:
+        return () if is_own else _ROWS_ONLY
     added = _counting(target, is_stream=is_stream, is_own=is_own)
     hidden = [member for key, members in added.items() if not body.get(key) for member in members]
     if not is_own:
@@ -124,7 +136,7 @@ def _told_ids(target: str, body: Mapping[str, Any]) -> object:
     if target == CHAT:
         transfer = body.get("kv_transfer_params")
         return body.get("input_ids") or (transfer.get("prompt_token_ids") if isinstance(transfer, Mapping) else None)
-    return body.get({GENERATE: "input_ids", COMPLETIONS: "prompt", TOKENS: "token_ids"}[target])
+    return body.get(_KEY_OF_IDS[target])
 
 
 def _counted(told: object) -> int | None:

@@ -17,7 +17,7 @@ from router_routed_experts.store import RowStore
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """What one request asks for: rows from ``start`` on, behind those of ``continued``."""
 
@@ -92,10 +92,11 @@ class Capture:
             start=continued.stop if continued else plan.asked.start,
             token_ids=self._token_ids(plan, part),
         )
-        inherited = len(continued.entry.complaints) if continued else 0
-        for complaint in entry.complaints[inherited:]:
-            self._complain(part.key, complaint.reason, complaint.detail, worker)
-        if entry.is_complete:
+        if entry.complaints:
+            inherited = len(continued.entry.complaints) if continued else 0
+            for complaint in entry.complaints[inherited:]:
+                self._complain(part.key, complaint.reason, complaint.detail, worker)
+        else:
             self.counts.complete += 1
             self.counts.rows += len(verdict.block.experts) if verdict.block else 0
         if plan.session_id is not None and entry.token_ids is not None:
@@ -109,7 +110,7 @@ class Capture:
         self._complain(plan.asked.rid or key, error.reason, error.detail, worker)
 
     def _complain(self, key: str, reason: Reason, detail: str, worker: str) -> None:
-        self.counts.incomplete[str(reason), worker] += 1
+        self.counts.incomplete[reason, worker] += 1
         log.warning("routed experts of %s are incomplete, worker %s: %s: %s", key, worker, reason, detail)
 
     @staticmethod

@@ -41,7 +41,7 @@ class Gathered:
     def absorb(self, answer: object, *, has_places: bool = True) -> None:
         """Take in one parsed JSON; what is no answer says nothing. ``has_places``: routed experts may be in it."""
         for number, part in enumerate(answer if isinstance(answer, list) else [answer]):
-            if isinstance(part, Mapping):
+            if isinstance(part, dict):
                 self._take(part, number)
         for place in places_of(answer) if has_places else ():
             choice = self._choice(place.choice)
@@ -59,21 +59,21 @@ class Gathered:
     def _take(self, part: Mapping[str, Any], number: int) -> None:
         if isinstance(part.get("id"), str) or isinstance(part.get("request_id"), str):
             self.id = self.id or part.get("id") or part.get("request_id")
-        if isinstance(part.get("usage"), Mapping):
-            self._usage = part["usage"]
-        if isinstance(part.get("meta_info"), Mapping):
+        if isinstance(usage := part.get("usage"), dict):
+            self._usage = usage
+        if isinstance(meta := part.get("meta_info"), dict):
             index = part.get("index")
             choice = self._choice(index if type(index) is int else number)
             choice.output_ids = packed_ids(part.get("output_ids"))
-            _take_meta(choice, part["meta_info"])
-        prompt_ids = packed_ids(part.get("prompt_token_ids"))
-        told = part.get("choices")
-        for place, item in enumerate(told if isinstance(told, list) else []):
-            if isinstance(item, Mapping):
-                index = item.get("index")
-                self._take_choice(self._choice(index if type(index) is int else place), item, prompt_ids)
-        if isinstance(part.get("sglext"), Mapping):
-            self._take_sglext(part["sglext"])
+            _take_meta(choice, meta)
+        if isinstance(told := part.get("choices"), list):
+            prompt_ids = packed_ids(part.get("prompt_token_ids"))
+            for place, item in enumerate(told):
+                if isinstance(item, dict):
+                    index = item.get("index")
+                    self._take_choice(self._choice(index if type(index) is int else place), item, prompt_ids)
+        if isinstance(sglext := part.get("sglext"), dict):
+            self._take_sglext(sglext)
 
     def _take_choice(self, choice: Choice, item: Mapping[str, Any], prompt_ids: array[int] | None) -> None:
         own = packed_ids(item.get("prompt_token_ids")) or prompt_ids
@@ -84,7 +84,7 @@ class Gathered:
             choice.output_ids = ids if choice.output_ids is None else choice.output_ids + ids
         if item.get("finish_reason") == "abort":
             choice.is_aborted = True
-        if isinstance(item.get("meta_info"), Mapping):
+        if isinstance(item.get("meta_info"), dict):
             _take_meta(choice, item["meta_info"])
 
     def _take_sglext(self, sglext: Mapping[str, Any]) -> None:
@@ -102,9 +102,10 @@ class Gathered:
 
 def _take_meta(choice: Choice, meta: Mapping[str, Any]) -> None:
     reason = meta.get("finish_reason")
-    if (reason.get("type") if isinstance(reason, Mapping) else reason) == "abort":
+    if (reason.get("type") if isinstance(reason, dict) else reason) == "abort":
         choice.is_aborted = True
-    choice.rid = meta["id"] if isinstance(meta.get("id"), str) else None
+    rid = meta.get("id")
+    choice.rid = rid if isinstance(rid, str) else None
     choice.prompt_tokens = _count(meta, "prompt_tokens")
     choice.output_tokens = _count(meta, "completion_tokens")
 

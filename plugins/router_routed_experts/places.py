@@ -31,12 +31,12 @@ def places_of(answer: object) -> list[Place]:
     out."""
     if isinstance(answer, list):
         return [place for number, part in enumerate(answer) for place in _generated(part, number, f"[{number}].")]
-    if not isinstance(answer, Mapping):
+    if not isinstance(answer, dict):
         return []
     places = _generated(answer, 0, "")
     choices = answer.get("choices")
     for number, choice in enumerate(choices if isinstance(choices, list) else []):
-        if isinstance(choice, Mapping):
+        if isinstance(choice, dict):
             index = _index_of(choice, number)
             places += _at(choice, index, f"choices[{number}]")
             places += _at(choice.get("meta_info"), index, f"choices[{number}].meta_info")
@@ -44,7 +44,7 @@ def places_of(answer: object) -> list[Place]:
 
 
 def _generated(answer: object, number: int, prefix: str) -> list[Place]:
-    if not isinstance(answer, Mapping):
+    if not isinstance(answer, dict):
         return []
     return _at(answer.get("meta_info"), _index_of(answer, number), f"{prefix}meta_info")
 
@@ -55,7 +55,7 @@ def _index_of(part: Mapping[str, object], number: int) -> int:
 
 
 def _at(holder: object, choice: int, path: str) -> list[Place]:
-    if not isinstance(holder, Mapping) or FIELD not in holder:
+    if not isinstance(holder, dict) or FIELD not in holder:
         return []
     placeholder = holder[FIELD]
     dtype = holder.get(f"{FIELD}_dtype")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -27,9 +27,10 @@ from router_core import (
     WorkerFault,
     hookimpl,
 )
-from router_routed_experts.asking import TARGETS, edits, read_asked
+from router_routed_experts.asking import GENERATE, TARGETS, edits, read_asked
 from router_routed_experts.capture import Capture, Plan
 from router_routed_experts.layout import read_layout
+from router_routed_experts.metrics_page import render
 from router_routed_experts.reading import AnswerReader, Part
 from router_routed_experts.reasons import Reason, RowsError
 from router_routed_experts.routes import ExpertRoutes
@@ -124,18 +125,7 @@ class RoutedExpertsPlugin:
 
     @hookimpl
     def describe_session(self, session: Session) -> dict[str, Any] | None:
-        found = [(key, self._store.peek(key)) for key in self._sessions.keys(session.id)]
-        told = [
-            {
-                "rid": key,
-                "rows": entry.table.row_count,
-                "first_row": entry.table.start,
-                "complete": entry.is_complete,
-                "reasons": [str(complaint.reason) for complaint in entry.complaints],
-            }
-            for key, entry in found
-            if entry is not None
-        ]
+        told = self._sessions.described(session.id)
         return {"routed_experts": told} if told else None
 
     @hookimpl
@@ -144,49 +134,36 @@ class RoutedExpertsPlugin:
 
     @hookimpl
     def metrics(self) -> str:
-        counts = self._capture.counts
-        lines = [
-            "# HELP router_routed_experts_complete_total Answers whose routed experts are whole.",
-            "# TYPE router_routed_experts_complete_total counter",
-            f"router_routed_experts_complete_total {counts.complete}",
-            "# HELP router_routed_experts_incomplete_total Answers whose routed experts are not, by reason and worker.",
-            "# TYPE router_routed_experts_incomplete_total counter",
-            *(
-                f'router_routed_experts_incomplete_total{{reason="{reason}",worker="{worker}"}} {count}'
-                for (reason, worker), count in sorted(counts.incomplete.items())
-            ),
-            "# HELP router_routed_experts_rows_total Rows that workers sent and that were kept.",
-            "# TYPE router_routed_experts_rows_total counter",
-            f"router_routed_experts_rows_total {counts.rows}",
-            "# HELP router_routed_experts_bytes Bytes of rows kept.",
-            "# TYPE router_routed_experts_bytes gauge",
-            f"router_routed_experts_bytes {self._store.byte_count}",
-            "# HELP router_routed_experts_entries Answers whose rows are kept.",
-            "# TYPE router_routed_experts_entries gauge",
-            f"router_routed_experts_entries {len(self._store)}",
-            "# HELP router_routed_experts_dropped_total Answers whose rows were dropped: too many, or too old.",
-            "# TYPE router_routed_experts_dropped_total counter",
-            f"router_routed_experts_dropped_total {self._store.dropped}",
-        ]
-        return "\n".join(lines) + "\n"
+        return render(self._capture.counts, self._store)
 
     # ----------------------------------------------------------------------------------------------- during a request
     @hookimpl
     def attempt_start(self, exchange: Exchange, attempt: Attempt) -> Awaitable[None] | None:
         request = attempt.request
-        if exchange.target not in TARGETS or request.method not in ("POST", "PUT"):
+        target = TARGETS.get(request.path)
+        if target is None or request.method not in ("POST", "PUT"):
             return None
-        return self._ask(exchange, request)
+        try:
+            body = request.ready_json()
+        except MalformedBody:
+            return None  # the worker says what is wrong with it
+        if body is None:
+            return self._ask_later(exchange, request, target)
+        self._ask(exchange, request, target, body)
+        return None
 
-    async def _ask(self, exchange: Exchange, request: Request) -> None:
+    async def _ask_later(self, exchange: Exchange, request: Request, target: str) -> None:
         try:
             body = await request.shared_json()
         except MalformedBody:
-            return  # the worker says what is wrong with it
-        if not isinstance(body, Mapping):
             return
-        names = (name for name, _ in request.headers)
-        asked = read_asked(exchange.target, body, names, needs_ids=exchange.session_id is not None)
+        self._ask(exchange, request, target, body)
+
+    def _ask(self, exchange: Exchange, request: Request, target: str, body: object) -> None:
+        if not isinstance(body, dict):
+            return
+        names = [] if target == GENERATE else [name for name, _ in request.headers]
+        asked = read_asked(target, body, names, needs_ids=exchange.session_id is not None)
         plan = self._capture.plan(asked, exchange.session_id)
         exchange.state[PLAN] = plan
         for key, value in edits(asked, body, plan.start).items():
@@ -194,7 +171,7 @@ class RoutedExpertsPlugin:
 
     @hookimpl
     def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
-        if exchange.target not in TARGETS:
+        if exchange.request.path not in TARGETS:
             return call_next(exchange)
         exchange.request.accept_identity()
         return self._answer(exchange, call_next)
@@ -205,7 +182,13 @@ class RoutedExpertsPlugin:
         if plan is None or answer.status != 200:
             return answer
         if not plan.asked.is_stream and (body := answer.arrived_body()) is not None:
-            await self._read_whole(exchange, plan, answer, body)
+            reader = self._reader(plan, len(body))
+            reader.feed(body)
+            if len(body) <= IN_LOOP_BYTES:
+                self._take_here(exchange, plan, reader)
+            else:
+                await self._take(exchange, plan, reader)
+            _hide(answer, body, plan.asked.hidden)
         else:
             told = answer.headers.get("content-length")
             length = int(told) if told is not None and told.isdecimal() else None
@@ -213,14 +196,6 @@ class RoutedExpertsPlugin:
             if length is not None and not (plan.asked.hidden or plan.asked.hides_sglext):
                 answer.headers.set("content-length", str(length))  # nothing is taken out
         return answer
-
-    async def _read_whole(self, exchange: Exchange, plan: Plan, answer: Answer, body: bytes) -> None:
-        reader = self._reader(plan, len(body))
-        reader.feed(body)
-        await self._take(exchange, plan, reader)
-        if any(member in body for member in plan.asked.hidden):
-            stripper = MemberStripper(*plan.asked.hidden)
-            answer.set_body(stripper.feed(body) + stripper.rest())
 
     def _reader(self, plan: Plan, expected_bytes: int) -> AnswerReader:
         return AnswerReader(
@@ -265,18 +240,32 @@ class RoutedExpertsPlugin:
             yield rest
 
     async def _take(self, exchange: Exchange, plan: Plan, reader: AnswerReader) -> None:
+        if reader.bytes_fed <= IN_LOOP_BYTES:
+            self._take_here(exchange, plan, reader)
+            return
         try:
-            if reader.bytes_fed <= IN_LOOP_BYTES:
-                judged = self._judged(plan, reader, exchange.id)
-            else:
-                judged = await asyncio.to_thread(self._judged, plan, reader, exchange.id)
-        except RowsError as error:
-            self._lose(exchange, plan, error, reader)
+            judged = await asyncio.to_thread(self._judged, plan, reader, exchange.id)
+        except Exception as error:  # noqa: BLE001  # logged and counted
+            self._fail(exchange, plan, error, reader)
             return
-        except Exception as error:  # the client has its answer: a fault here must not break it
+        self._keep(exchange, plan, judged)
+
+    def _take_here(self, exchange: Exchange, plan: Plan, reader: AnswerReader) -> None:
+        try:
+            judged = self._judged(plan, reader, exchange.id)
+        except Exception as error:  # noqa: BLE001  # logged and counted
+            self._fail(exchange, plan, error, reader)
+            return
+        self._keep(exchange, plan, judged)
+
+    def _fail(self, exchange: Exchange, plan: Plan, error: Exception, reader: AnswerReader) -> None:
+        """The client has its answer: a fault here must not break it."""
+        if not isinstance(error, RowsError):
             log.error("routed experts of %r are lost", exchange, exc_info=error)
-            self._lose(exchange, plan, RowsError(Reason.UNREADABLE, repr(error)), reader)
-            return
+            error = RowsError(Reason.UNREADABLE, repr(error))
+        self._lose(exchange, plan, error, reader)
+
+    def _keep(self, exchange: Exchange, plan: Plan, judged: list[tuple[Part, Verdict]]) -> None:
         for part, verdict in judged:
             self._capture.keep(plan, part, verdict, _worker_of(exchange))
         self._publish(exchange, judged[0][1])
@@ -294,6 +283,15 @@ class RoutedExpertsPlugin:
         exchange.state[ROUTED_EXPERTS] = RoutedExperts(
             block.experts if block else None, block.start if block else 0, fault
         )
+
+
+def _hide(answer: Answer, body: bytes, members: Sequence[bytes]) -> None:
+    """Takes out what is in the answer because it was asked for here, if it is."""
+    for member in members:
+        if member in body:
+            stripper = MemberStripper(*members)
+            answer.set_body(stripper.feed(body) + stripper.rest())
+            return
 
 
 def _worker_of(exchange: Exchange) -> str:

@@ -21,7 +21,7 @@ ESCAPED_NAME = re.compile(rb'(?<!\\)"([\w\\]*\\u00[\w\\]*)"\s*:')
 CHAT_MARKS = (b'"sglext"', b'"usage":{', b'"routed_experts"', b'"finish_reason":"abort"')
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """One choice of an answer: its key, what is known of its tokens, and its routed experts (None: there are none)."""
 
@@ -57,10 +57,9 @@ class AnswerReader:
             self._scanner.feed(chunk)
             pieces = self._scanner.drain()
         self.bytes_fed += len(chunk)
-        for piece in pieces:
-            if self._fault is None:
-                self._pieces.append(piece)
-                self._size += len(piece)
+        if self._fault is None:
+            self._pieces += pieces
+            self._size += sum(map(len, pieces))
         if self._is_stream and b"\n" in chunk:
             self._take_events()
         if self._size > self._max_bytes:
@@ -86,7 +85,7 @@ class AnswerReader:
             key = choice.rid or gathered.id or fallback_key
             if key in parts or (choice.rid is None and index):
                 key = f"{key}_{index}"
-            parts[key] = Part(key, choice, self._decoded(choice.place))
+            parts[key] = Part(key, choice, None if choice.place is None else self._decoded(choice.place))
         return list(parts.values())
 
     @property
@@ -95,8 +94,8 @@ class AnswerReader:
         rids = (choice.rid for choice in self._gathered.choices.values())
         return self._gathered.id or next(rids, None)
 
-    def _decoded(self, place: Place | None) -> Decoded | RowsError | None:
-        if place is None or place.value_index is None or self._scanner is None:
+    def _decoded(self, place: Place) -> Decoded | RowsError | None:
+        if place.value_index is None or self._scanner is None:
             return None
         is_sglang = "meta_info" in place.path or "sglext" in place.path
         try:

@@ -55,6 +55,9 @@ class Verdict:
         return self.reason is None
 
 
+NONE_CAME = Verdict(reason=Reason.MISSING, detail="routed experts were asked for and none came")
+
+
 def judge(
     decoded: Decoded | RowsError | None,
     *,
@@ -72,7 +75,7 @@ def judge(
     if decoded is None and is_aborted and output_tokens == 0:
         return Verdict()
     if decoded is None:
-        return Verdict(reason=Reason.MISSING, detail="routed experts were asked for and none came")
+        return NONE_CAME
     try:
         if isinstance(decoded, RowsError):
             raise decoded
@@ -225,3 +228,6 @@ class RowTable:
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(header, described)
         return header.getvalue()
+
+
+NO_ROWS = RowTable()

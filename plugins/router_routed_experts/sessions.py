@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -67,6 +68,21 @@ class SessionRows:
     def keys(self, session_id: str) -> list[str]:
         """The open ends of a session, oldest first."""
         return list(self._sessions.get(session_id, ()))
+
+    def described(self, session_id: str) -> list[dict[str, Any]]:
+        """What is kept for the open ends of a session, oldest first."""
+        found = [(key, self._store.peek(key)) for key in self.keys(session_id)]
+        return [
+            {
+                "rid": key,
+                "rows": entry.table.row_count,
+                "first_row": entry.table.start,
+                "complete": entry.is_complete,
+                "reasons": [str(complaint.reason) for complaint in entry.complaints],
+            }
+            for key, entry in found
+            if entry is not None
+        ]
 
     def forget(self, session_id: str) -> None:
         """A session is gone; its rows are still served by rid."""

@@ -6,19 +6,19 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from router_routed_experts.codecs import Ids
 from router_routed_experts.reasons import Reason, RowsError
-from router_routed_experts.rows import RowTable, Verdict
+from router_routed_experts.rows import NO_ROWS, RowTable, Verdict
 
 ENTRY_BYTES = 1024
 """What an entry costs beside its rows, rounded up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Complaint:
     """One answer whose rows could not be kept."""
 
@@ -34,8 +34,8 @@ class Entry:
     ``token_ids`` are those of the whole trajectory, where they are known and may still be continued.
     """
 
-    table: RowTable = field(default_factory=RowTable)
-    complaints: list[Complaint] = field(default_factory=list)
+    table: RowTable
+    complaints: list[Complaint]
     token_ids: array[int] | None = None
     used_s: float = 0.0
 
@@ -79,11 +79,11 @@ class RowStore:
         They continue those of ``parent`` before row ``start``, whether or not that entry is still kept; without one
         they begin there. A complaint is handed on: rows behind an answer without rows cannot be complete.
         """
-        self.expire()
-        entry = Entry(RowTable(start=start), token_ids=token_ids)
-        if parent is not None:
-            entry.complaints.extend(parent.complaints)
-            entry.table = parent.table.first(start)
+        now = self._expired()
+        if parent is None:
+            entry = Entry(RowTable(start=start) if start else NO_ROWS, [], token_ids)
+        else:
+            entry = Entry(parent.table.first(start), list(parent.complaints), token_ids)
         if verdict.reason is not None:
             entry.complaints.append(Complaint(verdict.reason, verdict.detail, worker))
         elif verdict.block is not None:
@@ -93,8 +93,8 @@ class RowStore:
                 entry.complaints.append(Complaint(error.reason, error.detail, worker))
         self._count_all(entry, 1)
         self.discard(key)
-        self._entries[key] = entry
-        self._use(key, entry)
+        self._entries[key] = entry  # the newest
+        entry.used_s = now
         self._enforce_bounds()
         return entry
 
@@ -111,10 +111,11 @@ class RowStore:
 
     def get(self, key: str) -> Entry | None:
         """The entry, or None when there is none (any more)."""
-        self.expire()
+        now = self._expired()
         entry = self._entries.get(key)
         if entry is not None:
-            self._use(key, entry)
+            entry.used_s = now
+            self._entries.move_to_end(key)
         return entry
 
     def discard(self, key: str) -> None:
@@ -125,14 +126,20 @@ class RowStore:
 
     def expire(self) -> None:
         """Drop what was not used for ``ttl_s``."""
-        if self._ttl_s is None:
-            return
-        limit = self._clock() - self._ttl_s
-        while self._entries and next(iter(self._entries.values())).used_s < limit:
-            self._drop_oldest()
+        self._expired()
+
+    def _expired(self) -> float:
+        """The same; the time at which it was done."""
+        now = self._clock()
+        if self._ttl_s is not None:
+            limit = now - self._ttl_s
+            while self._entries and next(iter(self._entries.values())).used_s < limit:
+                self._drop_oldest()
+        return now
 
     def _count_all(self, entry: Entry, users: int) -> None:
-        self.byte_count += users * (ENTRY_BYTES + 4 * len(entry.token_ids or ()))
+        ids = entry.token_ids
+        self.byte_count += users * (ENTRY_BYTES if ids is None else ENTRY_BYTES + 4 * len(ids))
         for block in entry.table.blocks:
             self._count(block, users)
 
@@ -146,10 +153,6 @@ class RowStore:
             del self._users[id(owner)]
         if known == 0 or known + users == 0:
             self.byte_count += users * owner.nbytes
-
-    def _use(self, key: str, entry: Entry) -> None:
-        entry.used_s = self._clock()
-        self._entries.move_to_end(key)
 
     def _enforce_bounds(self) -> None:
         while self._max_bytes is not None and self.byte_count > self._max_bytes and self._entries:

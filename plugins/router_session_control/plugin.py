@@ -136,9 +136,7 @@ class SessionControl:
 
     @hookimpl
     def response_start(self, exchange: Exchange, answer: Answer) -> None:
-        if TURN not in exchange.state or answer.status != 200:
-            return
-        if (answer.headers.get("content-encoding") or "identity").lower() == "identity":
+        if answer.status == 200 and TURN in exchange.state and not answer.is_encoded:
             exchange.state[COUNTS] = TokenCounts()
 
     @hookimpl

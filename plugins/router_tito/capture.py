@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 from router_core import Answer, CallNext, Exchange, Outcome, Reject, Router, Session, StateKey
@@ -29,7 +28,8 @@ from .turn import PendingTurn
 
 log = logging.getLogger(__name__)
 
-CHAT = "/v1/chat/completions"
+CHAT = b"/v1/chat/completions"
+"""Raw path of what is captured, when it is posted."""
 
 TURN = StateKey[CapturedTurn]("tito turn")
 SEAT = StateKey[Seat]("tito seat")
@@ -116,13 +116,8 @@ class Capture:
         return session
 
     # ---------------------------------------------------------------------------------------------------------- turns
-    def serve(self, exchange: Exchange, call_next: CallNext, settings: TitoSettings) -> Awaitable[Answer]:
-        """Answer one request: captured if it is a chat turn of a session, else passed on."""
-        if exchange.target != CHAT or exchange.request.method != "POST":
-            return call_next(exchange)
-        return self._serve_chat(exchange, call_next, settings)
-
-    async def _serve_chat(self, exchange: Exchange, call_next: CallNext, settings: TitoSettings) -> Answer:
+    async def serve(self, exchange: Exchange, call_next: CallNext, settings: TitoSettings) -> Answer:
+        """Answer a chat turn: captured if it is one of a session, else passed on."""
         session = await self._session_of(exchange, settings)
         if session is None:
             return await call_next(exchange)
@@ -241,8 +236,11 @@ class Capture:
 
     def ended(self, exchange: Exchange, outcome: Outcome) -> None:
         """An exchange is over: whoever had a seat has its answer or will not."""
-        exchange.state.pop(TURN)  # it holds the exchange: no cycle is to be left
-        seat, trace = exchange.state.pop(SEAT), exchange.state.pop(TRACE)
+        state = exchange.state
+        if state.get(TURN) is None and state.get(SEAT) is None:
+            return
+        state.pop(TURN)  # it holds the exchange: no cycle is to be left
+        seat, trace = state.pop(SEAT), state.pop(TRACE)
         if seat is None or trace is None:
             return
         if not outcome.is_ok:

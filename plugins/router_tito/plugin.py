@@ -18,7 +18,7 @@ from router_core import (
     Session,
     hookimpl,
 )
-from router_tito.capture import TURN, Capture
+from router_tito.capture import CHAT, TURN, Capture
 from router_tito.description import describe
 from router_tito.engines import RENDERED_ELSEWHERE
 from router_tito.export_routes import ExportRoutes
@@ -94,6 +94,8 @@ class Tito:
     # ---------------------------------------------------------------------------------------------------------- turns
     @hookimpl
     def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
+        if exchange.request.path != CHAT or exchange.request.method != "POST":
+            return call_next(exchange)
         return self.capture.serve(exchange, call_next, exchange.settings(self))
 
     @hookimpl

@@ -47,6 +47,13 @@ class Eligibility:
         """The newest version of the pool."""
         return newest_of(worker.weight_version for worker in self.router.workers)
 
+    def is_open(self, tag: int | None, newest: int | None) -> bool:
+        """Whether nothing at all can be against any worker, so that nobody need look at one."""
+        if tag is not None or newest is not None:
+            return False
+        pauses = self.dispatch.pauses
+        return not (pauses.epoch and pauses.is_any) and not self.versions.is_any_unconfirmed
+
     def why_out(
         self, worker: Worker, tag: int | None, newest: int | None, max_staleness: int | None
     ) -> tuple[str, bool] | None:
@@ -81,14 +88,18 @@ class Eligibility:
 
         What was begun by another worker keeps the version of its first token.
         """
+        if exchange.session_id is None:
+            return
         number = parse_version(exchange.state.get(KEPT_VERSION, version))
-        if exchange.session_id is not None and number is not None:
+        if number is not None:
             self.tags.claim(exchange.session_id, exchange.id, number, self.router.clock.now())
 
     def serve(self, exchange: Exchange, version: str | None) -> None:
         """The exchange is answered, by a worker of this version; its session's is that of the first token."""
+        if exchange.session_id is None:
+            return
         number = parse_version(exchange.state.get(KEPT_VERSION, version))
-        if exchange.session_id is not None and number is not None:
+        if number is not None:
             self.tags.serve(exchange.session_id, number, self.router.clock.now())
 
     def unclaim(self, exchange: Exchange) -> None:
@@ -100,8 +111,7 @@ class Eligibility:
 
         That is a session, by the version that first served it, or an answer that was aborted, by its first token's.
         """
-        newest = self.newest() if max_staleness is not None else None
-        if newest is None or max_staleness is None:
+        if max_staleness is None or (newest := self.newest()) is None:
             return None
         began = {"the answer": parse_version(exchange.state.get(KEPT_VERSION))}
         if exchange.session_id is not None:

@@ -24,6 +24,7 @@ class Pauses:
 
     def __init__(self) -> None:
         self.epoch = 0
+        """0: nothing was ever paused."""
         self._pauses: dict[Hashable | None, _Pause] = {}
 
     def pause(self, target: Hashable | None, until: float) -> int:

@@ -34,7 +34,7 @@ from router_weight_version.worker_versions import WorkerVersions
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-STAMP_HEADER = "x-router-weight-version"
+STAMP_HEADER = b"x-router-weight-version"
 
 DECIDED_IN = StateKey[int]("epoch of the decision")
 SENT_TO_VERSION = StateKey[str | None]("weight version of the worker when it was sent")
@@ -138,36 +138,36 @@ class WeightVersion:
             given = [exchange.identity.version_tag]
         if given:
             exchange.state[OWN_TAG] = max(_checked_tag(text, TAG_HEADER) for text in given)
-        self._eligibility.tell_tag(exchange)
+        if given or exchange.session_id is not None:
+            self._eligibility.tell_tag(exchange)
 
     @hookimpl
     async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+        pauses = self._eligibility.dispatch.pauses
         while True:
-            while self._eligibility.dispatch.pauses.is_paused(None):
+            while pauses.epoch and pauses.is_paused(None):
                 await self._eligibility.router.holds.hold(exchange, PAUSED, reason="the router is paused")
             try:
                 return await call_next(exchange)
             except NoWorker:
-                if not self._eligibility.dispatch.pauses.is_paused(None):
+                if not pauses.is_paused(None):
                     raise
 
     @hookimpl
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Sequence[Worker] | None:
         exchange.state[DECIDED_IN] = self._eligibility.dispatch.pauses.epoch
-        self._eligibility.unclaim(exchange)
+        eligibility = self._eligibility
+        if exchange.session_id is not None:
+            eligibility.unclaim(exchange)
         settings: WeightVersionSettings = exchange.settings(self)
-        newest = self._eligibility.check_staleness(exchange, settings.max_staleness)
-        tag = self._eligibility.tag_of(exchange)
-        if (
-            tag is None
-            and newest is None
-            and not self._eligibility.dispatch.pauses.is_any
-            and not self._eligibility.versions.is_any_unconfirmed
-        ):
+        is_bounded = settings.max_staleness is not None
+        newest = eligibility.check_staleness(exchange, settings.max_staleness) if is_bounded else None
+        tag = eligibility.tag_of(exchange)
+        if eligibility.is_open(tag, newest):
             return None
         kept = []
         for worker in workers:
-            found = self._eligibility.why_out(worker, tag, newest, settings.max_staleness)
+            found = eligibility.why_out(worker, tag, newest, settings.max_staleness)
             if found is None:
                 kept.append(worker)
             else:
@@ -187,11 +187,11 @@ class WeightVersion:
         attempt = exchange.attempts[-1] if exchange.attempts else None
         if answer.error_code is None and attempt is not None and attempt.status is not None:
             version = exchange.state.get(SENT_TO_VERSION)
-            if version is not None and version.isascii():
-                answer.headers.set(STAMP_HEADER, version)
+            if version is not None and version.isascii() and version.isprintable():
+                answer.headers.set_raw(STAMP_HEADER, version.encode())
             if answer.status < 400:
                 self._eligibility.serve(exchange, version)
-            if self._settings.learn_max_bytes and attempt.status == 200 and _is_plain(answer):
+            if self._settings.learn_max_bytes and attempt.status == 200 and not answer.is_encoded:
                 exchange.state[SCANNER] = VersionScanner(self._settings.learn_max_bytes)
         tag = self._eligibility.tag_of(exchange)
         if tag is not None:
@@ -210,24 +210,27 @@ class WeightVersion:
 
     @hookimpl
     def response_end(self, exchange: Exchange, outcome: Outcome) -> None:
-        self._eligibility.unclaim(exchange)
-        self._eligibility.dispatch.uploading.difference_update(exchange.attempts)
+        if exchange.session_id is not None:
+            self._eligibility.unclaim(exchange)
+        if uploading := self._eligibility.dispatch.uploading:
+            uploading.difference_update(exchange.attempts)
 
     def _at_send(self, exchange: Exchange, attempt: Attempt) -> None:
         """The last moment before the first byte: the decision must still hold. Raises AttemptWithdrawn."""
-        worker = attempt.worker
-        if self._eligibility.dispatch.pauses.is_void(exchange.state[DECIDED_IN], worker):
+        worker, eligibility = attempt.worker, self._eligibility
+        max_staleness = exchange.settings(self).max_staleness
+        newest = None if max_staleness is None else eligibility.newest()
+        tag = eligibility.tag_of(exchange)
+        pauses = eligibility.dispatch.pauses
+        if pauses.epoch and pauses.is_void(exchange.state[DECIDED_IN], worker):
             self._withdraw("dispatch was paused")
-        settings: WeightVersionSettings = exchange.settings(self)
-        newest = None if settings.max_staleness is None else self._eligibility.newest()
-        if (
-            out := self._eligibility.why_out(worker, self._eligibility.tag_of(exchange), newest, settings.max_staleness)
-        ) is not None:
+        is_open = eligibility.is_open(tag, newest)
+        if not is_open and (out := eligibility.why_out(worker, tag, newest, max_staleness)) is not None:
             self._withdraw(out[0])
         exchange.state[SENT_TO_VERSION] = worker.weight_version
-        self._eligibility.claim(exchange, worker.weight_version)
+        eligibility.claim(exchange, worker.weight_version)
         if attempt.request.ready_body is None:
-            self._eligibility.dispatch.uploading.add(attempt)
+            eligibility.dispatch.uploading.add(attempt)
 
     def _withdraw(self, why: str) -> None:
         self._withdrawn += 1
@@ -248,8 +251,3 @@ def _checked_tag(text: str, param: str) -> int:
 
 def _metric(name: str, kind: str, value: int) -> str:
     return f"# TYPE router_weight_version_{name} {kind}\nrouter_weight_version_{name} {value}"
-
-
-def _is_plain(answer: Answer) -> bool:
-    """Whether its bytes can be looked through."""
-    return (answer.headers.get("content-encoding") or "identity").lower() == "identity"

@@ -80,7 +80,7 @@ class WorkerVersions:
         worker was restarted, or the statement came too early: it is pending then). An unknown one is no news.
         """
         worker = attempt.worker
-        if not self._router.workers.is_current(worker, attempt.generation) or version == worker.weight_version:
+        if version == worker.weight_version or not self._router.workers.is_current(worker, attempt.generation):
             return
         self._believe(worker, version, attempt.started_at)
         if self._router.settings.processes > 1:  # once more here, too: then all have it in the same order

@@ -74,6 +74,14 @@ class Answer:
         self.headers.remove("content-length")
 
     @property
+    def is_encoded(self) -> bool:
+        """Whether its bytes are compressed: it has a Content-Encoding that is not ``identity``."""
+        for field, value in self.headers.raw:
+            if field == b"content-encoding":
+                return value.lower() not in (b"identity", b"")
+        return False
+
+    @property
     def ready_body(self) -> bytes | None:
         """The whole body, if it is in memory; else None."""
         return self._body

@@ -12,6 +12,8 @@ from router_core.errors import MalformedBody
 from router_core.headers import Headers
 from router_core.splice import remove_top_level_key, set_top_level_key
 
+IDENTITY = (b"accept-encoding", b"identity")
+
 
 class BodySource(Protocol):
     """Where a request's body comes from. One source serves every attempt of an exchange."""
@@ -42,7 +44,7 @@ class BodySource(Protocol):
 class Request:
     """A request on its way to a worker. What is not changed here arrives byte for byte as the client sent it."""
 
-    __slots__ = ("_body", "_edits", "_parsed", "_source", "headers", "method", "path", "query")
+    __slots__ = ("_body", "_body_parsed", "_edits", "_json", "_source", "headers", "method", "path", "query")
 
     def __init__(self, method: str, path: bytes, query: bytes, headers: Headers, source: BodySource) -> None:
         self.method = method
@@ -55,7 +57,9 @@ class Request:
         self._source = source
         self._body: bytes | None = None
         self._edits: list[tuple[str, bytes | None]] = []  # None: the key goes
-        self._parsed: tuple[bytes, Any] | None = None
+        self._json: Any = None
+        self._body_parsed: bytes | None = None
+        """What `_json` was parsed from."""
 
     async def body(self) -> bytes:
         """The body, whole, with every change applied.
@@ -73,21 +77,23 @@ class Request:
 
     async def json(self) -> Any:
         """The body as JSON (NaN and Infinity pass). Raises MalformedBody, which becomes a 400 if nobody catches it."""
-        body = await self.body()
-        try:
-            return orjson.loads(body)
-        except orjson.JSONDecodeError:
-            try:
-                return json.loads(body)
-            except (ValueError, RecursionError) as error:
-                raise MalformedBody(f"the body is not JSON: {error}") from error
+        return _parsed(await self.body())
 
     async def shared_json(self) -> Any:
         """The same, parsed once for all who ask this way: nobody may change it. Kept until the request is sent."""
-        body = await self.body()
-        if self._parsed is None or self._parsed[0] is not body:
-            self._parsed = (body, await self.json())
-        return self._parsed[1]
+        return self._shared(await self.body())
+
+    def ready_json(self) -> Any:
+        """`shared_json` of a body that is in memory already (`ready_body`); else None."""
+        if self._body is None and self._body_parsed is not None and not self._edits:
+            return self._json  # of what the client sent, as nearly always
+        body = self.ready_body
+        return None if body is None else self._shared(body)
+
+    def _shared(self, body: bytes) -> Any:
+        if self._body_parsed is not body:
+            self._json, self._body_parsed = _parsed(body), body
+        return self._json
 
     def set_body(self, body: bytes) -> None:
         """Replaces the body: exactly these bytes reach the worker, with a right Content-Length."""
@@ -114,7 +120,9 @@ class Request:
 
     def accept_identity(self) -> None:
         """Asks the worker for an uncompressed answer; call it before ``call_next`` if you will read the answer."""
-        self.headers.set("accept-encoding", "identity")
+        raw = self.headers.raw
+        if not raw or raw[-1] != IDENTITY:  # else somebody has asked just before
+            self.headers.set_raw(*IDENTITY)
 
     @property
     def has_edits(self) -> bool:
@@ -141,12 +149,23 @@ class Request:
         """A copy for one attempt: changing it leaves this one alone. Bodies are shared, not copied."""
         copy = Request(self.method, self.path, self.query, self.headers.copy(), self._source)
         copy._body, copy._edits = self._body, list(self._edits)
-        copy._parsed, self._parsed = self._parsed, None  # to one who forgets it when it is sent
+        copy._json, copy._body_parsed = self._json, self._body_parsed  # to one who forgets it when it is sent
+        self.forget_json()
         return copy
 
     def forget_json(self) -> None:
         """It is sent: while the worker makes its answer, the parsed body is not needed."""
-        self._parsed = None
+        self._json = self._body_parsed = None
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise MalformedBody(f"the body is not JSON: {error}") from error
 
 
 def _edited(body: bytes, name: str, value: bytes | None) -> bytes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from router_core.lookup import Lookup
 
 T = TypeVar("T")
-D = TypeVar("D")
 
 
 class StateKey(Generic[T]):
@@ -27,10 +29,13 @@ class StateKey(Generic[T]):
 class State:
     """Values by `StateKey`; private to a plugin as long as it keeps the key to itself."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_values", "get")
 
     def __init__(self) -> None:
-        self._values: dict[StateKey[Any], Any] = {}
+        values: dict[StateKey[Any], Any] = {}
+        self._values = values
+        self.get: Lookup = values.get
+        """``get(key)``: the value, or None; ``get(key, default)``. The dictionary's own, since hooks ask most often."""
 
     def __getitem__(self, key: StateKey[T]) -> T:
         return self._values[key]  # type: ignore[no-any-return]  # the key carries the type
@@ -40,13 +45,6 @@ class State:
 
     def __contains__(self, key: StateKey[Any]) -> bool:
         return key in self._values
-
-    @overload
-    def get(self, key: StateKey[T]) -> T | None: ...
-    @overload
-    def get(self, key: StateKey[T], default: D) -> T | D: ...
-    def get(self, key: StateKey[Any], default: Any = None) -> Any:
-        return self._values.get(key, default)
 
     def pop(self, key: StateKey[T]) -> T | None:
         """Takes the value away and returns it, or None."""

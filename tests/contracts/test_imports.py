@@ -19,7 +19,7 @@ import router_core
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    "build errors headers outbox sse splice scan clock deadline tasks urls settings in_use file_limit garbage",
+    "build errors headers lookup outbox sse splice scan clock deadline tasks urls settings in_use file_limit garbage",
     "types strip bodies request_head upload upstream config",
     "hookspecs control dp_rank failures holds inbound sessions workers",
     "timing worker_updates debug asgi_inbound",

@@ -85,3 +85,13 @@ def test_what_is_no_asynchronous_iterator_is_no_stream(chunks: object) -> None:
     with pytest.raises(TypeError, match="asynchronous iterator"):
         answer.chunks = chunks  # type: ignore[assignment]
     assert answer.ready_body == b"as it was"
+
+
+@pytest.mark.parametrize(
+    ("told", "is_encoded"), [(None, False), ("", False), ("Identity", False), ("gzip", True), ("br, gzip", True)]
+)
+def test_compressed_bytes_are_known_by_the_head(told: str | None, is_encoded: bool) -> None:
+    headers = Headers([(b"content-type", b"application/json")])
+    if told is not None:
+        headers.add("content-encoding", told)
+    assert Answer(200, headers, body=b"x").is_encoded is is_encoded

@@ -132,3 +132,40 @@ async def test_what_was_parsed_is_not_kept_while_the_worker_answers() -> None:
     attempt.forget_json()
     assert await attempt.shared_json() is not shared
     assert await asked.shared_json() is not shared
+
+
+async def test_the_json_of_a_body_that_is_here_needs_no_waiting() -> None:
+    asked, later = request(b'{"a":[1]}'), request(b'{"a":[1]}', is_here=False)
+    shared = asked.ready_json()
+    assert shared == {"a": [1]}
+    assert asked.ready_json() is shared is await asked.shared_json()
+    assert later.ready_json() is None
+    await later.body()
+    assert later.ready_json() == {"a": [1]}
+    with pytest.raises(MalformedBody):
+        request(b"{").ready_json()
+
+
+async def test_it_is_that_of_the_body_as_it_would_be_sent() -> None:
+    asked = request(b'{"a":1}')
+    assert asked.ready_json() == {"a": 1}
+    attempt = asked.fork()
+    assert attempt.ready_json() == {"a": 1}
+    attempt.set_key("a", 2)
+    assert attempt.ready_json() is None
+    await attempt.body()
+    assert attempt.ready_json() == {"a": 2}
+    attempt.set_body(b'{"a":3}')
+    assert attempt.ready_json() == {"a": 3}
+    assert asked.ready_json() == {"a": 1}
+
+
+def test_an_uncompressed_answer_is_asked_for_once() -> None:
+    asked = request(b"{}")
+    asked.headers.raw[:] = [(b"accept-encoding", b"gzip"), (b"host", b"a"), (b"accept-encoding", b"br")]
+    asked.accept_identity()
+    asked.accept_identity()
+    assert asked.headers.raw == [(b"host", b"a"), (b"accept-encoding", b"identity")]
+    asked.headers.add("accept-encoding", "br")
+    asked.accept_identity()
+    assert asked.headers.raw == [(b"host", b"a"), (b"accept-encoding", b"identity")]

@@ -74,3 +74,10 @@ async def test_requests_spread_over_idle_workers_and_avoid_a_held_one() -> None:
         assert len(workers[0].requests) == before + 1
         workers[0].release()
         await asyncio.gather(*asking)
+
+
+def test_every_pair_of_different_workers_is_drawn() -> None:
+    workers = workers_with(0, 1, 2, 3)
+    draws = random.Random(2)
+    won = [winner(workers, draws) for _ in range(6000)]
+    assert [round(won.count(worker) / 1000) for worker in workers] == [3, 2, 1, 0]

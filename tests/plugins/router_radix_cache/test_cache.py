@@ -78,8 +78,30 @@ def test_ids_spell_a_text_only_without_a_loss(ids: list[int], text: str | None, 
 async def test_what_is_no_id_is_refused(ids: list[Any]) -> None:
     cache = TextCache(RadixTree(), add_special_tokens=False, prompt_bytes=1 << 20)
     cache.use(CountingDoor())
-    with pytest.raises(ValueError, match="id"):
-        await cache.begin_ids(ids)
+    for _ in range(2):  # not remembered either
+        with pytest.raises(ValueError, match="id"):
+            await cache.begin_ids(ids)
+
+
+async def test_a_short_prompt_needs_no_waiting_once_the_tokenizer_is_there() -> None:
+    cache = TextCache(RadixTree(), add_special_tokens=False, prompt_bytes=1 << 20)
+    cache.use(CountingDoor())
+    assert cache.begin_short([97]) is None
+    await cache.begin_ids([97])
+    turn = cache.begin_short([97, 98])
+    assert turn is not None
+    assert (turn.text, turn.tokens.ids.tolist(), turn.tokens.ends.tolist()) == ("ab", [97, 98], [1, 2])
+    assert cache.begin_short([97] * (IN_LOOP_IDS + 1)) is None
+
+
+async def test_a_prompt_that_came_before_is_its_own_whatever_becomes_of_the_first() -> None:
+    cache = TextCache(RadixTree(), add_special_tokens=False, prompt_bytes=1 << 20)
+    cache.use(CountingDoor())
+    first = await cache.begin_ids([97, 98])
+    first.tokens.add_sampled([99], [1], [-0.5])
+    second = await cache.begin_ids([97, 98])
+    assert (second.tokens.ids.tolist(), second.tokens.ends.tolist()) == ([97, 98], [1, 2])
+    assert (second.tokens.spans, second.tokens.logprobs.tolist()) == ([], [])
 
 
 async def test_a_prompt_that_siblings_send_is_read_once_and_each_has_its_own_tokens() -> None:
