@@ -371,6 +371,7 @@ class H1Answer:
         except Exception as error:  # noqa: BLE001  # raised where the answer is waited for
             self.error = error
             self._empty()  # nobody knows how much of it was taken
+            self._connection.drop()  # nor may anything follow it
             return False
         if is_taken:
             self._empty()

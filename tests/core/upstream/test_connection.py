@@ -221,10 +221,16 @@ async def test_what_breaks_while_a_piece_is_taken_is_raised_to_who_waits(worker:
     def fail(piece: bytes) -> bool:
         raise ZeroDivisionError
 
-    _, waits = await reading(worker, fail)
+    answer, waits = await reading(worker, fail)
     worker.connection.data_received(b"one")
+    worker.connection.data_received(b"two")
+    worker.connection.data_received(b"end")
     with pytest.raises(ZeroDivisionError):
-        await waits
+        await waits  # not what follows the piece that was lost
+    with pytest.raises(ZeroDivisionError):
+        await answer.read()
+    answer.close()
+    assert (worker.released, worker.transport.is_over) == ([], True)
 
 
 async def test_nothing_is_taken_once_who_waited_has_gone(worker: Worker) -> None:
