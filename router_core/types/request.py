@@ -120,9 +120,9 @@ class Request:
 
     def accept_identity(self) -> None:
         """Asks the worker for an uncompressed answer; call it before ``call_next`` if you will read the answer."""
-        raw = self.headers.raw
-        if not raw or raw[-1] != IDENTITY:  # else somebody has asked just before
-            self.headers.set_raw(*IDENTITY)
+        name, wanted = IDENTITY
+        if [value for field, value in self.headers.raw if field == name] != [wanted]:  # else somebody has asked before
+            self.headers.set_raw(name, wanted)
 
     @property
     def has_edits(self) -> bool:

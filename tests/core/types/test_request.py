@@ -169,3 +169,10 @@ def test_an_uncompressed_answer_is_asked_for_once() -> None:
     asked.headers.add("accept-encoding", "br")
     asked.accept_identity()
     assert asked.headers.raw == [(b"host", b"a"), (b"accept-encoding", b"identity")]
+
+
+def test_an_uncompressed_answer_is_asked_for_whatever_else_the_client_takes() -> None:
+    asked = request(b"{}")
+    asked.headers.raw[:] = [(b"accept-encoding", b"gzip"), (b"host", b"a"), (b"accept-encoding", b"identity")]
+    asked.accept_identity()
+    assert asked.headers.raw == [(b"host", b"a"), (b"accept-encoding", b"identity")]
