@@ -11,6 +11,8 @@ AT_ONCE = 4096
 """Requests at workers at one time that there must be room for."""
 SPARE = 128
 """Listeners, logs, probes, control calls."""
+MOST = 1 << 20
+"""Files that room is made for at most: 8 MiB of the system's memory, at 8 bytes each."""
 
 
 def files_wanted(max_held_requests: int) -> int:
@@ -54,7 +56,7 @@ def grow_file_table(max_held_requests: int) -> None:
         from fcntl import F_DUPFD_CLOEXEC, fcntl
     except ImportError:  # not on Windows
         return
-    limit, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[0], files_wanted(max_held_requests)
+    limit, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[0], min(files_wanted(max_held_requests), MOST)
     end, other = os.pipe()
     os.close(other)
     try:
