@@ -105,7 +105,7 @@ def read_abort(body: bytes) -> list[str] | None:
 
 
 def may_name_rid(body: bytes) -> bool:
-    """Whether the text of a body has the key anywhere. (``rfind`` takes half as long as ``in``: 9 of 19 µs in 36 KB.)"""
+    """Whether the text of a body has the key anywhere. (``rfind`` takes half as long as ``in`` does: 9 µs in 36 KB.)"""
     return body.rfind(b'"rid"') >= 0
 
 
