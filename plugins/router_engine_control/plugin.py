@@ -26,7 +26,7 @@ from router_core import (
 )
 from router_engine_control.rids import RidTable
 from router_engine_control.routes import ControlRoutes
-from router_engine_control.verbs import is_batch, read_rids
+from router_engine_control.verbs import is_batch, may_name_rid, read_rids
 
 RIDS = StateKey[list[str]]("rids")
 KNOWS_NO_ABORT = StateKey[int]("generation of a worker without /abort_request")
@@ -102,7 +102,7 @@ class EngineControl:
         if request.path in WITH_RID and request.method in ("POST", "PUT"):
             settings: EngineControl.Settings = exchange.settings(self)
             body = request.ready_body
-            if body is None or settings.inject_rid or (len(body) <= settings.max_rid_body_bytes and b'"rid"' in body):
+            if body is None or settings.inject_rid or (len(body) <= settings.max_rid_body_bytes and may_name_rid(body)):
                 return self._with_rids(exchange, settings, call_next)
         return call_next(exchange)
 
@@ -139,7 +139,7 @@ class EngineControl:
             return []
         if not injects:
             body = request.ready_body
-            if b'"rid"' not in (await request.body() if body is None else body):
+            if not may_name_rid(await request.body() if body is None else body):
                 return []
         try:
             call = await request.json()

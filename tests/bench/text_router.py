@@ -1,7 +1,8 @@
 """What the text cache costs in the router: python tests/bench/text_router.py [--rounds 40] [--tokenizer DIRECTORY].
 
 A prompt of 30,000 characters and an answer of 2,000 (and 20,000) tokens with logprobs: CPU time of the router's process
-per request, with the plugin off, on for new prompts, and on for siblings of one prompt; then a retrieval of all of it.
+per request, with the plugin off, on for new prompts, on for the next turn of each (1,000 characters more), and on for
+siblings of one prompt; then a retrieval of all of it.
 The worker and the client are in this process. Without ``--tokenizer`` it is the reference engine's.
 """
 
@@ -80,12 +81,15 @@ async def run(rounds: int, directory: str) -> None:
                 off = await per_request(router, asked(new))
             async with measured_router(worker.url, ["hf_tokenizer", "radix_cache"], settings) as router:
                 on = await per_request(router, asked(new))
+                turns = [text + "x" * tokens + prompt_of(number, 1_000) for number, text in enumerate(new)]
+                grown = await per_request(router, asked(turns))
                 again = await per_request(router, asked(siblings))
                 texts = [{"text": text + "x" * tokens} for text in new]
                 retrieved = await per_request(router, texts, "/retrieve_from_text")
             print(
                 f"30,000 characters in, {tokens} tokens out, CPU of the router a request: off {off:.1f} ms, "
-                f"new prompts {on:.1f} ms, siblings {again:.1f} ms, a retrieval {retrieved:.1f} ms"
+                f"new prompts {on:.1f} ms, their next turns {grown:.1f} ms, siblings {again:.1f} ms, "
+                f"a retrieval {retrieved:.1f} ms"
             )
 
 

@@ -1,8 +1,11 @@
-"""Python's collector looks at what is under way while little is, and not while much is."""
+"""Python's collector looks at what is under way while little is, and not while much is; freed memory is kept."""
 
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -48,3 +51,26 @@ def test_where_nothing_was_passed_over_nothing_is_looked_at() -> None:
     left = weakref.ref(Knot())
     Collector(()).look()
     assert left() is not None
+
+
+PAGES_OF_ANSWERS = """
+import resource
+from router_core.garbage import keep_freed_memory
+
+def pass_on():
+    answers = [bytes(70_000) for _ in range(50)]
+
+keep_freed_memory()
+pass_on()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    pass_on()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="only glibc is told")
+def test_memory_of_answers_is_not_given_back_and_had_again_page_by_page() -> None:
+    done = subprocess.run([sys.executable, "-c", PAGES_OF_ANSWERS], capture_output=True, text=True, timeout=30)
+    assert done.stderr == ""
+    assert int(done.stdout) < 1_000, "all of it anew would be 17,000 pages"
