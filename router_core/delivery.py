@@ -6,7 +6,8 @@ from router_core.attempt import Relay
 from router_core.errors import PluginError, Reject
 from router_core.headers import RawHeaders, fields_to_send
 from router_core.inbound import Inbound, Room
-from router_core.plan import FAULTS, Plan
+from router_core.loaded_plugin import FAULTS
+from router_core.plan import Plan
 from router_core.types import Answer, Exchange
 
 NO_BODY = (204, 304)

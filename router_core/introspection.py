@@ -10,7 +10,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.json_schema import models_json_schema
 
 from router_core.config import DEFAULT_ENABLED, Config
-from router_core.plan import LoadedPlugin
+from router_core.loaded_plugin import LoadedPlugin
 from router_core.plans import Plans
 from router_core.registry import Registry, installed
 from router_core.settings import PluginSettings, ProfileSettings, RouterSettings

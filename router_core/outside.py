@@ -11,7 +11,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Mount, Route
 
 from router_core.errors import ConfigError, Reject
-from router_core.plan import FAULTS, LoadedPlugin, is_cancelled, observe
+from router_core.loaded_plugin import FAULTS, LoadedPlugin, is_cancelled, observe
 from router_core.router import Router
 from router_core.types import Session, Worker, WorkerState
 

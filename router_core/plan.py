@@ -1,67 +1,20 @@
 """The compiled hooks of one set of enabled plugins, and the rules by which they run.
 
-pluggy registers and validates; here each hook is a flat tuple of calls which the core makes itself. A raise is kept
-inside its exchange: observers are logged and dropped for the exchange, any other hook fails it (500
-``plugin_error``), unless its plugin says ``on_error = "skip"``. Refusals, a client that left and a worker's fault
-are no failures of a plugin.
+pluggy registers and validates; here each hook is a flat tuple of calls which the core makes itself.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import CoroutineType, MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
+from router_core.begun_hooks import ENDED, Turn, Waits, ask_in_turn, awaited, begun, coroutine_of
 from router_core.deadline import finish_within
-from router_core.errors import AttemptWithdrawn, ClientLeft, PluginError, Reject, WorkerFault
-from router_core.hookspecs import ASYNC, MAY_BE_PLAIN, CallNext
+from router_core.hookspecs import MAY_BE_PLAIN, CallNext
+from router_core.loaded_plugin import FAULTS, PASSING, Call, HookWrap, LoadedPlugin, failed, is_cancelled, refuse
 from router_core.types import Answer, Attempt, Exchange, Identity, Outcome, Scores, Session, Worker
-
-log = logging.getLogger("router_core")
-
-PASSING = (Reject, ClientLeft, AttemptWithdrawn, WorkerFault, PluginError)
-"""What an async hook may raise without being at fault; a plain one only Reject."""
-FAULTS = (Exception, SystemExit, asyncio.CancelledError)
-"""What costs a plugin its own exchange only; a cancellation only where nobody cancelled the exchange."""
-
-
-@dataclass(eq=False, slots=True)
-class LoadedPlugin:
-    """One plugin of this process: its instance, settings, where it came from, and what went wrong with it."""
-
-    name: str
-    instance: Any
-    settings: Any
-    distribution: str
-    version: str
-    on_error: Literal["fail", "skip"]
-    hooks: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    """Hook name -> its implementation, taking the hook's arguments by position."""
-    errors: Counter[str] = field(default_factory=Counter)
-    """Failures by hook."""
-    is_off: bool = False
-    """Whether it was switched off for failing too often."""
-    on_failure: Callable[[LoadedPlugin], None] | None = None
-
-    def failed(self, hook: str, error: BaseException | str) -> PluginError:
-        """Counts and logs a failure; the error says which plugin, which hook, and what."""
-        self.errors[hook] += 1
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        trace = error if isinstance(error, BaseException) else None
-        log.error("plugin %r failed in hook %r: %s", self.name, hook, text, exc_info=trace)
-        if self.on_failure is not None:
-            self.on_failure(self)
-        return PluginError(self.name, hook, text)
-
-
-Call = tuple[LoadedPlugin, Callable[..., Any]]
-HookWrap = Callable[[LoadedPlugin, str, Callable[..., Any]], Callable[..., Any]]
-"""Plugin, hook and implementation -> what is called in its place."""
 
 
 class Plan:
@@ -119,7 +72,7 @@ class Plan:
     def _wrapped(self, plugin: LoadedPlugin, hook: str) -> Callable[..., Any]:
         call = plugin.hooks[hook]
         if self._wraps and hook in MAY_BE_PLAIN:
-            call = _awaited(call)
+            call = awaited(call)
         for wrap in self._wraps:
             call = wrap(plugin, hook, call)
         return call
@@ -135,11 +88,11 @@ class Plan:
             try:
                 found = call(exchange)
             except FAULTS as error:
-                found = _failed(plugin, "identify", error)
+                found = failed(plugin, "identify", error)
             if isinstance(found, Identity) and found.is_text:
                 known = found if known is None else known.completed_by(found)
             elif found is not None:
-                _refuse(plugin, "identify", f"answered {found!r}, not an Identity of texts")
+                refuse(plugin, "identify", f"answered {found!r}, not an Identity of texts")
         return known
 
     def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> tuple[Sequence[Worker], dict[str, str]]:
@@ -150,17 +103,17 @@ class Plan:
             try:
                 kept = call(exchange, workers)
             except FAULTS as error:
-                kept = _failed(plugin, "filter_workers", error)
+                kept = failed(plugin, "filter_workers", error)
             if kept is None:
                 continue
             try:
                 kept = list(kept)
                 alien = [worker for worker in kept if worker not in workers]
             except TypeError:
-                _refuse(plugin, "filter_workers", f"answered {kept!r}, not workers")
+                refuse(plugin, "filter_workers", f"answered {kept!r}, not workers")
                 continue
             if alien:
-                _refuse(plugin, "filter_workers", f"answered {alien[0]!r}, which it was not given")
+                refuse(plugin, "filter_workers", f"answered {alien[0]!r}, which it was not given")
                 continue
             if len(kept) < len(workers):
                 left_out = f"left out by plugin {plugin.name}"
@@ -175,11 +128,11 @@ class Plan:
             try:
                 scores = call(exchange, workers)
             except FAULTS as error:
-                scores = _failed(plugin, "score_workers", error)
+                scores = failed(plugin, "score_workers", error)
             if scores is None:
                 continue
             if (fault := _score_fault(scores, total)) is not None:
-                _refuse(plugin, "score_workers", fault)
+                refuse(plugin, "score_workers", fault)
                 continue
             for worker, score in scores.items():
                 total[worker] += weight * score
@@ -191,11 +144,11 @@ class Plan:
             try:
                 picked = call(exchange, workers, scores)
             except FAULTS as error:
-                picked = _failed(plugin, "pick_worker", error)
+                picked = failed(plugin, "pick_worker", error)
             if picked is None:
                 continue
             if not isinstance(picked, Worker) or picked not in workers:
-                _refuse(plugin, "pick_worker", f"answered {picked!r}, which is none of its workers")
+                refuse(plugin, "pick_worker", f"answered {picked!r}, which is none of its workers")
                 continue
             return picked
         return None
@@ -210,17 +163,17 @@ class Plan:
             try:
                 work = call(exchange)
             except FAULTS as error:
-                work = _failed(plugin, "request_start", error)
+                work = failed(plugin, "request_start", error)
             if work is not None:
-                turn = _Turn()
-                asking = _asking(turn, hooks, exchange, plugin, work)
-                waits_for = next(asking.__await__(), _ENDED)
-                return turn.answer if waits_for is _ENDED else self._ask_on(turn, hooks, exchange, asking, waits_for)
+                turn = Turn()
+                asking = ask_in_turn(turn, hooks, exchange, plugin, work)
+                waits_for = next(asking.__await__(), ENDED)
+                return turn.answer if waits_for is ENDED else self._ask_on(turn, hooks, exchange, asking, waits_for)
         return None
 
     async def _ask_on(
         self,
-        turn: _Turn,
+        turn: Turn,
         hooks: Iterator[Call],
         exchange: Exchange,
         asking: Coroutine[Any, Any, None],
@@ -229,7 +182,7 @@ class Plan:
         """The same from a plugin that waits on."""
         assert turn.plugin is not None
         turn.has_waited = True
-        await self._rest(turn.plugin, "request_start", _Waits(asking, waits_for))
+        await self._rest(turn.plugin, "request_start", Waits(asking, waits_for))
         if turn.answer is not None:
             return turn.answer
         rest = self._ask(hooks, exchange)
@@ -248,12 +201,12 @@ class Plan:
         for plugin, call in hooks:
             try:
                 work = call(exchange, subject)
-                if work is None or (work.__class__ is not CoroutineType and (work := _coroutine_of(work)) is None):
+                if work is None or (work.__class__ is not CoroutineType and (work := coroutine_of(work)) is None):
                     continue  # of a plain function
                 for waits_for in work.__await__():
-                    return self._tell_on(hooks, hook, exchange, subject, plugin, _Waits(work, waits_for))
+                    return self._tell_on(hooks, hook, exchange, subject, plugin, Waits(work, waits_for))
             except FAULTS as error:
-                _failed(plugin, hook, error)
+                failed(plugin, hook, error)
         return None
 
     async def _tell_on(
@@ -263,19 +216,19 @@ class Plan:
         exchange: Exchange,
         subject: Any,
         plugin: LoadedPlugin,
-        waits: _Waits,
+        waits: Waits,
     ) -> None:
         """The same from a plugin that waits on."""
         await self._rest(plugin, hook, waits)
         if (rest := self._tell(hooks, hook, exchange, subject)) is not None:
             await rest
 
-    async def _rest(self, plugin: LoadedPlugin, hook: str, waits: _Waits) -> Any:
+    async def _rest(self, plugin: LoadedPlugin, hook: str, waits: Waits) -> Any:
         """What a hook answers that waits for something: in time, or it has failed."""
         try:
             return await finish_within(self._timeout_s, waits.work, waits.waits_for)
         except FAULTS as error:
-            return _failed(plugin, hook, error)
+            return failed(plugin, hook, error)
 
     def around_upstream(self, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
         """The onion around ``attempt``."""
@@ -318,14 +271,14 @@ class Plan:
             try:
                 keys = call(session, body)
             except FAULTS as error:
-                keys = _failed(plugin, "session_opened", error)
-            keys = _begun(plugin, "session_opened", keys)
-            if isinstance(keys, _Waits):
+                keys = failed(plugin, "session_opened", error)
+            keys = begun(plugin, "session_opened", keys)
+            if isinstance(keys, Waits):
                 keys = await self._rest(plugin, "session_opened", keys)
             if keys is None:
                 continue
             if not isinstance(keys, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in keys):
-                _refuse(plugin, "session_opened", f"answered {keys!r}, not a list of keys")
+                refuse(plugin, "session_opened", f"answered {keys!r}, not a list of keys")
                 continue
             taken.update(keys)
         return taken
@@ -337,11 +290,11 @@ class Plan:
             try:
                 part = call(session)
             except FAULTS as error:
-                part = _failed(plugin, "describe_session", error)
+                part = failed(plugin, "describe_session", error)
             if isinstance(part, dict):
                 told = {**part, **told}
             elif part is not None:
-                _refuse(plugin, "describe_session", f"answered {part!r}, not an object")
+                refuse(plugin, "describe_session", f"answered {part!r}, not an object")
         return told
 
     # ------------------------------------------------------------------------------------------------------ observers
@@ -351,128 +304,6 @@ class Plan:
                 call(exchange, outcome)
             except FAULTS as error:  # nothing depends on an observer
                 plugin.failed("response_end", error)
-
-
-def observe(plugin: LoadedPlugin, hook: str, call: Callable[..., Any], *args: Any) -> bool:
-    """Calls an observer; False when it raised, which is logged, counted, and otherwise without effect."""
-    try:
-        call(*args)
-    except FAULTS as error:  # nothing depends on an observer
-        plugin.failed(hook, error)
-        return False
-    return True
-
-
-def is_cancelled(error: BaseException) -> bool:
-    """Whether this is a cancellation of the task that runs the hook, and not one that the plugin raised itself."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
-
-
-def _awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """An implementation of an async hook that may be plain, as one that is not."""
-
-    async def awaited(*args: Any) -> Any:
-        try:
-            answer = call(*args)
-        except StopIteration as error:  # leaving a compiled coroutine, it would be taken for what that returned
-            raise RuntimeError("a hook raised StopIteration") from error
-        return await answer if isinstance(answer, Awaitable) else answer
-
-    return awaited
-
-
-def _coroutine_of(work: Any) -> Coroutine[Any, Any, Any] | None:
-    """What a hook gave to be awaited, be it a future; None for an answer of a plain function."""
-    if isinstance(work, Coroutine):
-        return work
-    return _awaiting(work) if isinstance(work, Awaitable) else None
-
-
-async def _awaiting(work: Awaitable[Any]) -> Any:
-    return await work
-
-
-_ENDED = object()
-
-
-class _Waits:
-    """A hook after its first step, and what it waits for."""
-
-    __slots__ = ("waits_for", "work")
-
-    def __init__(self, work: Coroutine[Any, Any, Any], waits_for: Any) -> None:
-        self.work, self.waits_for = work, waits_for
-
-
-def _begun(plugin: LoadedPlugin, hook: str, work: Any) -> Any:
-    """Runs what an async hook gave to its first wait: its answer, or `_Waits` where there is one, as seldom."""
-    if (coroutine := _coroutine_of(work)) is None:
-        return work
-    try:
-        return _Waits(coroutine, coroutine.send(None))
-    except StopIteration as done:
-        return done.value
-    except FAULTS as error:
-        return _failed(plugin, hook, error)
-
-
-class _Turn:
-    """Whose turn it is to answer, and who did. (Set by the class: made for nearly every request.)"""
-
-    plugin: LoadedPlugin | None = None
-    answer: Answer | None = None
-    has_waited: bool = False
-
-
-async def _asking(turn: _Turn, hooks: Iterator[Call], exchange: Exchange, plugin: LoadedPlugin, work: Any) -> None:
-    """Awaits what a plugin gave for its answer, then asks the next one, until one has answered or waited.
-
-    All in one coroutine: what ends in it costs no exception for its answer.
-    """
-    while True:
-        turn.plugin = plugin
-        try:
-            if work.__class__ is CoroutineType or isinstance(work, Awaitable):
-                work = await work
-        except FAULTS as error:
-            work = _failed(plugin, "request_start", error)
-        if isinstance(work, Answer):
-            turn.answer = work
-            return
-        if work is not None:
-            _refuse(plugin, "request_start", f"answered {work!r}, not an Answer")
-            work = None
-        if turn.has_waited:
-            return
-        for plugin, call in hooks:
-            try:
-                work = call(exchange)
-            except FAULTS as error:
-                work = _failed(plugin, "request_start", error)
-            if work is not None:
-                break
-        else:
-            return
-
-
-def _failed(plugin: LoadedPlugin, hook: str, error: BaseException) -> Any:
-    """What a hook raised: passed on where it may raise that, else the failure of its plugin.
-
-    Returns None where the plugin is to be skipped.
-    """
-    if isinstance(error, PASSING if hook in ASYNC else Reject) or is_cancelled(error):
-        raise error
-    failure = plugin.failed(hook, error)
-    if plugin.on_error != "skip":
-        raise failure from error
-    return None
-
-
-def _refuse(plugin: LoadedPlugin, hook: str, fault: str) -> None:
-    failure = plugin.failed(hook, fault)
-    if plugin.on_error != "skip":
-        raise failure
 
 
 def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from router_core.errors import Reject
-from router_core.plan import HookWrap, LoadedPlugin, Plan
+from router_core.loaded_plugin import HookWrap, LoadedPlugin
+from router_core.plan import Plan
 from router_core.timing import HookTimes
 
 MAX_PLANS = 256

@@ -33,7 +33,7 @@ from router_core.hookspecs import (
     OUTSIDE_REQUEST,
     PROJECT,
 )
-from router_core.plan import LoadedPlugin
+from router_core.loaded_plugin import LoadedPlugin
 from router_core.plans import Profile
 from router_core.settings import NAME_PATTERN, PluginSettings, is_per_exchange
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from types import CodeType, FrameType
 
-from router_core.plan import LoadedPlugin
+from router_core.loaded_plugin import LoadedPlugin
 
 log = logging.getLogger("router_core")
 

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from router_core.plan import LoadedPlugin
+from router_core.loaded_plugin import LoadedPlugin
 
 log = logging.getLogger("router_core")
 

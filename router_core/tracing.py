@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from router_core.hookspecs import ASYNC
-from router_core.plan import LoadedPlugin
+from router_core.loaded_plugin import LoadedPlugin
 
 log = logging.getLogger("router_core")
 

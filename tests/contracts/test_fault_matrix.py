@@ -22,7 +22,7 @@ import pytest
 from router_core import Answer, Exchange, Identity, PluginError, Session, hookimpl, hookspecs
 from router_core.config import DEFAULT_ENABLED
 from router_core.hookspecs import ASYNC, IN_REQUEST, OUTSIDE_REQUEST
-from router_core.plan import LoadedPlugin
+from router_core.loaded_plugin import LoadedPlugin
 from router_core.reference_engine.tokenizer import ASSETS
 from router_core.testing import NoAnswerError, RawClient, ScriptedWorker, build_request, exchange_once
 from router_core.testing.answer import RawAnswer

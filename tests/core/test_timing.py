@@ -1,8 +1,8 @@
 import pytest
 
 from router_core import hookimpl
+from router_core.loaded_plugin import LoadedPlugin
 from router_core.outside import OutsideHooks
-from router_core.plan import LoadedPlugin
 from router_core.testing import ScriptedWorker, exchange_once
 from router_core.testing.router import running_router
 from router_core.timing import HookTimes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,11 +63,13 @@ class Routing:
         exchange.serve_by(self.plan.settings_of, self.application.router.spawn)
         if (identity := self.plan.identify(exchange)) is not None:
             exchange.identity = identity
-        await self.plan.request_start(exchange)
+        if isinstance(asked := self.plan.request_start(exchange), Awaitable):
+            await asked
         attempt = Attempt(select_worker(exchange, self.plan, self.workers), exchange.request.fork(), self._clock.now())
         self.workers.count(attempt)
         exchange.attempts.append(attempt)
-        await self.plan.attempt_start(exchange, attempt)
+        if (telling := self.plan.attempt_start(exchange, attempt)) is not None:
+            await telling
         return exchange
 
     async def end(self, exchange: Exchange, *, served: bool) -> None:
@@ -76,7 +78,8 @@ class Routing:
         (attempt,) = exchange.attempts
         if served:
             attempt.status = 200
-            await self.plan.response_start(exchange, Answer(200))
+            if (telling := self.plan.response_start(exchange, Answer(200))) is not None:
+                await telling
         attempt.outcome = outcome
         self.workers.release(attempt)
         self.plan.response_end(exchange, outcome)
