@@ -32,7 +32,7 @@ async def running(*command: str) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder) / "ready.json"
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "router_core", *command, "--ready-file", str(ready)
+            sys.executable, "-P", "-m", "router_core", *command, "--ready-file", str(ready)
         )
         try:
             while not ready.exists():

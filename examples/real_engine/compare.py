@@ -177,7 +177,7 @@ def running_router(workers: list[str]) -> Iterator[str]:
     """The URL of ``router-core serve`` in front of the workers."""
     with tempfile.TemporaryDirectory() as directory:
         ready_file = Path(directory, "ready.json")
-        command = [sys.executable, "-m", "router_core", "serve", "--port", "0", "--ready-file", str(ready_file)]
+        command = [sys.executable, "-P", "-m", "router_core", "serve", "--port", "0", "--ready-file", str(ready_file)]
         command += [f"--worker={url}" for url in workers]
         with subprocess.Popen(command) as process:
             try:

@@ -25,7 +25,18 @@ def program(name: str, *arguments: str) -> Iterator[str]:
     """Runs ``router-core NAME`` on a free port until the block ends; gives its URL."""
     with tempfile.TemporaryDirectory() as directory:
         ready = Path(directory) / "ready.json"
-        command = [sys.executable, "-m", "router_core", name, "--port", "0", "--ready-file", str(ready), *arguments]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "router_core",
+            name,
+            "--port",
+            "0",
+            "--ready-file",
+            str(ready),
+            *arguments,
+        ]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             deadline = time.monotonic() + START_S

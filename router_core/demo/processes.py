@@ -38,7 +38,8 @@ class Process:
     def start(self, *more_arguments: str) -> None:
         """Starts it; without a port of its own on a free one, and on the same one again later."""
         self._ready_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", self._module, *self._arguments, *more_arguments]
+        # -P: a checkout in the working directory is not what is installed, and may be of another build
+        command = [sys.executable, "-P", "-m", self._module, *self._arguments, *more_arguments]
         command += ["--port", str(self._port), "--ready-file", str(self._ready_file)]
         environment = {key: value for key, value in os.environ.items() if not key.upper().startswith("ROUTER__")}
         with self._log.open("wb") as log:

@@ -53,7 +53,8 @@ class Slot:
         fds = [theirs.fileno(), setup.data_fd, setup.counts_fd, setup.taking_fd, *setup.giving_fds]
         if setup.admin_fd is not None:
             fds.append(setup.admin_fd)
-        command: Sequence[str] = (sys.executable, "-m", "router_core.processes", str(theirs.fileno()))
+        # -P: a checkout in the working directory is not what is installed, and may be of another build
+        command: Sequence[str] = (sys.executable, "-P", "-m", "router_core.processes", str(theirs.fileno()))
         try:
             self.process = await asyncio.create_subprocess_exec(*command, pass_fds=fds)
         finally:

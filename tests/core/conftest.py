@@ -136,6 +136,7 @@ async def run_command(*arguments: str, cwd: Path, env: dict[str, str] | None = N
     clean = {name: value for name, value in os.environ.items() if not name.upper().startswith("ROUTER__")}
     return await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",
         "-m",
         "router_core",
         *arguments,

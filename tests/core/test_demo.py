@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -16,20 +18,31 @@ from router_core.demo.llama_server import closing
 from router_core.demo.smollm2 import INSTALL
 from router_core.testing import exchange_once
 
-COMMAND = [sys.executable, "-m", "router_core", "demo"]
+COMMAND = [sys.executable, "-P", "-m", "router_core", "demo"]
 WITHIN_S = 50
+
+
+def beside_a_checkout(directory: Path) -> Path:
+    """A working directory with a router_core of its own, which is not what is installed."""
+    (directory / "router_core").mkdir()
+    (directory / "router_core" / "__init__.py").write_text("raise RuntimeError('this one is not installed')")
+    return directory
 
 
 @contextmanager
 def started_demo(*flags: str) -> Iterator[subprocess.Popen[str]]:
     """A demo under way, with its output as text; ended at the latest with the block."""
-    with subprocess.Popen(
-        [*COMMAND, *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "ROUTER__PORT": "1", "ROUTER__ENABLED": "[]"},
-    ) as process:
+    with (
+        TemporaryDirectory() as directory,
+        subprocess.Popen(
+            [*COMMAND, *flags],
+            cwd=beside_a_checkout(Path(directory)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "ROUTER__PORT": "1", "ROUTER__ENABLED": "[]"},
+        ) as process,
+    ):
         try:
             yield process
         finally:

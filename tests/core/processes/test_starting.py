@@ -146,3 +146,10 @@ async def test_each_has_room_for_open_files_before_they_are_opened(start_two: An
 
 def _file_table_size(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().partition("FDSize:")[2].split()[0])
+
+
+async def test_what_runs_is_what_is_installed_and_not_a_checkout_beside_it(start_two: Any, tmp_path: Path) -> None:
+    (tmp_path / "router_core").mkdir()
+    (tmp_path / "router_core" / "__init__.py").write_text("raise RuntimeError('this one is not installed')")
+    router = await start_two("--worker", "http://127.0.0.1:1")
+    assert len(children_of(router.pid)) == 2
