@@ -66,6 +66,18 @@ class Turn:
     has_waited: bool = False
 
 
+def next_given(hooks: Iterator[Call], exchange: Exchange) -> tuple[LoadedPlugin, Any] | None:
+    """The next plugin that gives something for an answer, be it to be awaited, and what."""
+    for plugin, call in hooks:
+        try:
+            work = call(exchange)
+        except FAULTS as error:
+            work = failed(plugin, "request_start", error)
+        if work is not None:
+            return plugin, work
+    return None
+
+
 async def ask_in_turn(turn: Turn, hooks: Iterator[Call], exchange: Exchange, plugin: LoadedPlugin, work: Any) -> None:
     """Awaits what a plugin gave for its answer, then asks the next one, until one has answered or waited.
 
@@ -84,14 +96,6 @@ async def ask_in_turn(turn: Turn, hooks: Iterator[Call], exchange: Exchange, plu
         if work is not None:
             refuse(plugin, "request_start", f"answered {work!r}, not an Answer")
             work = None
-        if turn.has_waited:
+        if turn.has_waited or (given := next_given(hooks, exchange)) is None:
             return
-        for plugin, call in hooks:
-            try:
-                work = call(exchange)
-            except FAULTS as error:
-                work = failed(plugin, "request_start", error)
-            if work is not None:
-                break
-        else:
-            return
+        plugin, work = given

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from types import CoroutineType, MappingProxyType
 from typing import Any
 
-from router_core.begun_hooks import ENDED, Turn, Waits, ask_in_turn, awaited, begun, coroutine_of
+from router_core.begun_hooks import ENDED, Turn, Waits, ask_in_turn, awaited, begun, coroutine_of, next_given
 from router_core.deadline import finish_within
 from router_core.hookspecs import MAY_BE_PLAIN, CallNext
 from router_core.loaded_plugin import FAULTS, PASSING, Call, HookWrap, LoadedPlugin, failed, is_cancelled, refuse
@@ -159,17 +159,12 @@ class Plan:
         return self._ask(iter(self._request_start), exchange)
 
     def _ask(self, hooks: Iterator[Call], exchange: Exchange) -> Answer | Awaitable[Answer | None] | None:
-        for plugin, call in hooks:
-            try:
-                work = call(exchange)
-            except FAULTS as error:
-                work = failed(plugin, "request_start", error)
-            if work is not None:
-                turn = Turn()
-                asking = ask_in_turn(turn, hooks, exchange, plugin, work)
-                waits_for = next(asking.__await__(), ENDED)
-                return turn.answer if waits_for is ENDED else self._ask_on(turn, hooks, exchange, asking, waits_for)
-        return None
+        if (given := next_given(hooks, exchange)) is None:
+            return None
+        turn = Turn()
+        asking = ask_in_turn(turn, hooks, exchange, *given)
+        waits_for = next(asking.__await__(), ENDED)
+        return turn.answer if waits_for is ENDED else self._ask_on(turn, hooks, exchange, asking, waits_for)
 
     async def _ask_on(
         self,
