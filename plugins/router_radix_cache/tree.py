@@ -98,17 +98,15 @@ class RadixTree:
             raise ValueError(
                 f"the tokens cover {tokens.byte_length} of {len(encoded)} bytes of the text; nothing was stored"
             )
-        if self._ttl_s is not None:
-            self.expire()
+        self.expire()
         self._serial += 1
         trajectory = Trajectory(rid, session_id, self._serial, tokens)
         paths, key, ids, ends = self._keyed(encoded, tokens)
         packed_ends = ends.tobytes()  # until all is made that stays: else that lands in its place and leaves holes
         path = paths.place(key, ids, ends, packed_ends)
         self._enter(trajectory, path, self._runs_for(path, tokens, continued))
-        if not self._versions.keeps_all:
-            is_news = self._versions.see(trajectory.weight_version)
-            self._drop_stale(self._registry if is_news else [trajectory])
+        is_news = self._versions.see(trajectory.weight_version)
+        self._drop_stale(self._registry if is_news else [trajectory])
         self._enforce_bounds()
         return trajectory if trajectory.is_stored else None
 
@@ -121,8 +119,7 @@ class RadixTree:
         ``session_id`` and ``weight_version`` (of the last sampled token) narrow the choice to trajectories that have
         them.
         """
-        if self._ttl_s is not None:
-            self.expire()
+        self.expire()
         encoded = encode_text(text)
         if rid is None and session_id is None:
             candidates = follow(self._texted.root, encoded, weight_version)
@@ -139,8 +136,7 @@ class RadixTree:
 
         ``text`` is what it would be stored under. Of trajectories that go on the newest is taken.
         """
-        if self._ttl_s is not None:
-            self.expire()
+        self.expire()
         encoded = encode_text(text) if text else b""
         paths, key, ids, ends = self._keyed(encoded, tokens)
         segment, count = paths.follow(key, ids, ends)
@@ -155,8 +151,7 @@ class RadixTree:
 
     def by_rid(self, rid: str) -> Match | None:
         """The whole trajectory stored for ``rid``, with or without a text; None when there is none (any more)."""
-        if self._ttl_s is not None:
-            self.expire()
+        self.expire()
         trajectory = self._registry.by_rid(rid)
         if trajectory is None:
             return None
