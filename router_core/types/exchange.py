@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from router_core.errors import RouterError
 from router_core.types.attempt import Attempt
@@ -81,7 +81,7 @@ class Identity:
         )
 
 
-NOBODY = Identity()
+NOBODY: Final = Identity()
 
 
 class Decision:
