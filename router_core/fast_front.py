@@ -5,6 +5,7 @@ The router's own routes go on to the ASGI app. Where an ASGI middleware is mount
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final
 
@@ -82,7 +83,9 @@ class FastProtocol(Protocol):
     def _serve(self, cycle: FastCycle) -> None:
         self._serving = cycle
         work = self._front.proxy.serve(cycle, cycle.session_id)
-        task = cycle.task = self.loop.create_task(self._when_read(work) if self.flow.write_paused else work)
+        if self.flow.write_paused:
+            work = self._when_read(work)
+        task = cycle.task = asyncio.Task(work, loop=self.loop, name="request")  # a name of its own costs a format
         self.tasks.add(task)
         task.add_done_callback(cycle.served)
 

@@ -101,7 +101,8 @@ class Proxy:
             refusal = answer_for(error, exchange)
         if refusal is not None:
             with suppress(ClientLeft):
-                await Delivery(exchange, plan, inbound, max_collected_bytes=0).send(refusal)
+                if (sending := Delivery(exchange, plan, inbound, max_collected_bytes=0).send(refusal)) is not None:
+                    await sending
             return
         serving.in_use.enter()
         delivery = Delivery(exchange, plan, inbound, max_collected_bytes=self._max_collected_bytes)
@@ -214,14 +215,16 @@ class Proxy:
             self._stamp(exchange, plan, answer)
             if plan.starts_responses and (telling := plan.response_start(exchange, answer)) is not None:
                 await telling
-            await delivery.send(answer)
+            if (sending := delivery.send(answer)) is not None:
+                await sending
         except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
             held = _Held(error)
         if held is not None and not delivery.has_begun:
             answer, outcome = await self._failed(exchange, held.take(), answer)
             held = None
             try:
-                await delivery.send(answer)
+                if (sending := delivery.send(answer)) is not None:
+                    await sending
             except BaseException as error:  # noqa: BLE001  # the same
                 held = _Held(error)
         if held is not None or exchange.is_interrupted:
