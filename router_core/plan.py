@@ -33,13 +33,14 @@ class Plan:
         self._timeout_s = hook_timeout_s
         self._wraps = tuple(wraps)
         self._overrides = overrides or {}
-        self._settings = {id(plugin.instance): self._overrides.get(plugin.name, plugin.settings) for plugin in plugins}
+        self.settings = {id(plugin.instance): self._overrides.get(plugin.name, plugin.settings) for plugin in plugins}
+        """By the ``id`` of each plugin what holds for this plan's exchanges."""
         self._identify = self._calls("identify")
         self._request_start = self._calls("request_start")
         self._around = self._calls("around_upstream")
         self._filter = self._calls("filter_workers")
         self._score = [
-            (plugin, call, float(getattr(self.settings_of(plugin.instance), "weight", 1.0)))
+            (plugin, call, float(getattr(self.settings[id(plugin.instance)], "weight", 1.0)))
             for plugin, call in self._calls("score_workers")
         ]
         self._pick = self._calls("pick_worker")
@@ -76,10 +77,6 @@ class Plan:
         for wrap in self._wraps:
             call = wrap(plugin, hook, call)
         return call
-
-    def settings_of(self, plugin: object) -> Any:
-        """The settings that hold for this plan's exchanges."""
-        return self._settings[id(plugin)]
 
     # ---------------------------------------------------------------------------------------------------- plain hooks
     def identify(self, exchange: Exchange) -> Identity | None:

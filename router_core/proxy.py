@@ -167,7 +167,7 @@ class Proxy:
         plan = serving.plans.of_exchange(profile, switches)
         if session is not None:
             self._sessions.enter(session, exchange)
-        exchange.serve_by(plan.settings_of, serving.tasks.spawn)
+        exchange.serve_by(plan.settings, serving.tasks.spawn)
         return plan
 
     # ------------------------------------------------------------------------------------------------------- serving
