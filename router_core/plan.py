@@ -233,17 +233,34 @@ class Plan:
         """The layers from ``depth`` on, and the attempt in the middle."""
         return attempt(exchange) if depth == len(self._around) else self._layer(depth, exchange, attempt)
 
-    async def _layer(self, depth: int, exchange: Exchange, attempt: CallNext) -> Answer:
+    def _layer(self, depth: int, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
+        """A plugin that passes the request straight on is not in the way of the answer."""
         plugin, call = self._around[depth]
-        is_called = False
+        inner: list[Awaitable[Answer] | None] = [None]
 
         def call_next(_: Exchange) -> Awaitable[Answer]:  # a function: an object that is called costs more
-            nonlocal is_called
-            is_called = True
-            return self.inner(depth + 1, exchange, attempt)
+            inner[0] = work = self.inner(depth + 1, exchange, attempt)
+            return work
 
         try:
-            answer = await call(exchange, call_next)
+            work = call(exchange, call_next)
+        except FAULTS as error:
+            work = _raising(error)  # where it is awaited
+        if (passed := inner[0]) is not None and work is passed:
+            return passed
+        return self._surrounded(plugin, exchange, work, call_next, inner)
+
+    async def _surrounded(
+        self,
+        plugin: LoadedPlugin,
+        exchange: Exchange,
+        work: Awaitable[Any],
+        call_next: CallNext,
+        inner: Sequence[Awaitable[Answer] | None],
+    ) -> Answer:
+        """What a layer answers, or that its plugin failed."""
+        try:
+            answer = await work
             if isinstance(answer, Answer):
                 return answer
             failure = plugin.failed("around_upstream", f"answered {answer!r}, not an Answer")
@@ -254,7 +271,7 @@ class Plan:
                 raise
             failure = plugin.failed("around_upstream", error)
             failure.__cause__ = error
-        if plugin.on_error == "skip" and not is_called:
+        if plugin.on_error == "skip" and inner[0] is None:
             return await call_next(exchange)
         raise failure
 
@@ -299,6 +316,13 @@ class Plan:
                 call(exchange, outcome)
             except FAULTS as error:  # nothing depends on an observer
                 plugin.failed("response_end", error)
+
+
+async def _raising(error: BaseException) -> Answer:
+    try:
+        raise error
+    finally:
+        del error  # which holds this frame
 
 
 def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str | None:
