@@ -318,11 +318,12 @@ class Plan:
                 plugin.failed("response_end", error)
 
 
-async def _raising(error: BaseException) -> Answer:
+async def _raising(error: BaseException | None) -> Answer:
     try:
+        assert error is not None
         raise error
     finally:
-        del error  # which holds this frame
+        error = None  # which holds this frame
 
 
 def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str | None:
