@@ -120,7 +120,9 @@ class Plan:
 
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores:
         """The weighted sum of all scores; every one of ``workers`` has a value."""
-        total = dict.fromkeys(workers, 0.0)
+        total: dict[Worker, float] = {}
+        for worker in workers:
+            total[worker] = 0.0
         for plugin, call, weight in self._score:
             try:
                 scores = call(exchange, workers)
@@ -330,7 +332,7 @@ def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str | None:
     if not isinstance(scores, dict):
         return f"answered {scores!r}, not worker -> score"
     for worker, score in scores.items():
-        if worker in workers and score.__class__ is float:
+        if worker in workers and type(score) is float:
             share: float = score
             if 0.0 <= share <= 1.0:
                 continue
