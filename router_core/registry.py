@@ -11,7 +11,7 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from operator import itemgetter
@@ -22,6 +22,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import ValidationError
 
 from router_core import hookspecs
+from router_core.compiled_hooks import Hooks, compiled_hooks, is_compiled
 from router_core.config import Config, config_error, did_you_mean
 from router_core.errors import ConfigError
 from router_core.hookspecs import (
@@ -92,7 +93,7 @@ class Registry:
         """
         self._config = config
         self._sources = installed()
-        self._pluggy = pluggy.PluginManager(PROJECT)
+        self._pluggy = Hooks(PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
         if DEPRECATED_HOOKS:
             old = {name: getattr(hookspecs, new) for name, new in DEPRECATED_HOOKS.items()}
@@ -202,7 +203,7 @@ class Registry:
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin.instance:
                     self._add_hook(plugin, caller.name, impl.function, tuple(impl.argnames), origin)
-        for name, function in _compiled_hooks(type(plugin.instance)):  # which pluggy does not see
+        for name, function in compiled_hooks(type(plugin.instance)):  # which pluggy does not see
             self._add_hook(plugin, name, getattr(plugin.instance, name), _taken(plugin, name, function, origin), origin)
 
     def _add_hook(
@@ -299,24 +300,10 @@ def _check_hook(name: str, hook: str, function: Any, options: Mapping[str, Any],
         raise ConfigError(f"plugin {name!r}: hook {hook!r} must be async def", where=origin)
     if hook not in ASYNC and (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
         raise ConfigError(f"plugin {name!r}: hook {hook!r} must be a plain def, not async", where=origin)
-    if not inspect.isfunction(function) and not _is_compiled(function):
+    if not inspect.isfunction(function) and not is_compiled(function):
         raise ConfigError(f"plugin {name!r}: hook {hook!r} must be a method", where=origin)
     if any(p.default is not p.empty for p in inspect.signature(function).parameters.values()):
         raise ConfigError(f"plugin {name!r}: hook {hook!r} must have no default values", where=origin)
-
-
-def _is_compiled(function: object) -> bool:
-    """Whether a class's attribute is a method of compiled code: callable, and bound when it is got."""
-    is_bound = inspect.ismethoddescriptor(function) and not isinstance(function, staticmethod)
-    return is_bound and callable(function)
-
-
-def _compiled_hooks(cls: type[Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The compiled methods that are marked as hooks."""
-    for name in dir(cls):
-        function = inspect.getattr_static(cls, name)
-        if marks_of(function) is not None and not inspect.isfunction(function):
-            yield name, function
 
 
 def _taken(plugin: LoadedPlugin, name: str, function: Callable[..., Any], origin: str) -> tuple[str, ...]:

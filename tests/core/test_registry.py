@@ -305,6 +305,18 @@ def test_such_hooks_are_checked_like_functions(is_marked: bool) -> None:
     assert "hook 'startup' must be async def" in line("startup", misspelt)
 
 
+def test_nothing_is_asked_of_a_plugin_that_has_not_started() -> None:
+    class Small:
+        @property
+        def router(self) -> Any:
+            raise RuntimeError("the router has not started")
+
+        @hookimpl
+        def response_end(self) -> None: ...
+
+    assert list(application(Small).registry.plugins[0].hooks) == ["response_end"]
+
+
 def test_settings_may_stand_in_a_module_of_their_own() -> None:
     class Elsewhere(PluginSettings):
         limit: int = 3
