@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from typing import Final
+
 from router_core.attempt import Relay
 from router_core.errors import PluginError, Reject
 from router_core.headers import RawHeaders, fields_to_send
@@ -10,7 +13,7 @@ from router_core.loaded_plugin import FAULTS
 from router_core.plan import Plan
 from router_core.types import Answer, Exchange
 
-NO_BODY = (204, 304)
+NO_BODY: Final = (204, 304)
 
 
 class Delivery:
@@ -53,18 +56,31 @@ class Delivery:
                 message = f"{error.message} (router.max_collected_bytes, for a client that knows no chunks)"
                 raise Reject(error.status, error.code, message) from None
 
-    async def send(self, answer: Answer) -> None:
-        """Sends it whole. Raises PluginError for a head that no server could send, and what breaks the body off."""
+    def send(self, answer: Answer) -> Awaitable[None] | None:
+        """Sends it whole, or gives what is to be awaited for that.
+
+        Raises PluginError for a head that no server could send, and what breaks the body off.
+        """
         self.answer = answer
-        if not self.knows_chunks:
-            await self.collect(answer)  # a hook may have wrapped it
+        return self._send(answer) if self.knows_chunks else self._collect_and_send(answer)
+
+    async def _collect_and_send(self, answer: Answer) -> None:
+        await self.collect(answer)  # a hook may have wrapped it
+        if (sending := self._send(answer)) is not None:
+            await sending
+
+    def _send(self, answer: Answer) -> Awaitable[None] | None:
         fields, length = _checked(answer)
         body = answer.arrived_body()
-        if body is not None:
-            if (room := self._send_whole(answer, fields, length, body)) is not None:
-                await room
-        else:
-            await self._send_pieces(answer, fields, length)
+        if body is None:
+            return self._send_pieces(answer, fields, length)
+        if (room := self._send_whole(answer, fields, length, body)) is not None:
+            return self._until(room)
+        self.is_whole = True
+        return None
+
+    async def _until(self, room: Awaitable[None]) -> None:
+        await room
         self.is_whole = True
 
     def _send_whole(self, answer: Answer, fields: RawHeaders, length: int | None, body: bytes) -> Room:
@@ -104,6 +120,7 @@ class Delivery:
             raise RuntimeError(f"the answer's content length is {length}, its body is not")
         if (room := inbound.end()) is not None:
             await room
+        self.is_whole = True
 
     def _pass(self, chunk: bytes) -> bool:
         """Writes a chunk as it comes, if nobody has to wait or to be told; where not, `_send_pieces` does."""

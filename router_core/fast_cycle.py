@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -16,10 +17,10 @@ from router_core.upload import FULL_S, Upload
 
 log = logging.getLogger("router_core")
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-EARLY_BYTES = 64 * 1024
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+EARLY_BYTES: Final = 64 * 1024
 """Bytes of a body above which a client is not read until its exchange begins."""
-COPIED_BYTES = 64 * 1024
+COPIED_BYTES: Final = 64 * 1024
 """A body or chunk below this is written in one piece with its head or frame."""
 
 
@@ -68,10 +69,11 @@ class FastCycle:
         self.query = query
         self.session_id = session_id
         self.headers = connection.headers
-        self.http_version = parser.get_http_version()
         self.scheme: str = connection.scheme or "http"
         self.client_host = connection.client[0] if connection.client else None
-        self.keep_alive = self.http_version != "1.0" and parser.should_keep_alive()
+        may_stay = parser.should_keep_alive()
+        self.http_version = _http_version(parser, connection.headers, may_stay=may_stay)
+        self.keep_alive = may_stay and self.http_version != "1.0"
         self.disconnected = self.response_started = self.response_complete = False
         self._connection = connection
         self._transport = connection.transport
@@ -265,6 +267,17 @@ class FastCycle:
             self._transport.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an exchange failed: %r", error, exc_info=error)
+
+
+def _http_version(parser: Any, fields: RawHeaders, *, may_stay: bool) -> str:
+    """Whoever may stay without a word about it speaks 1.1; to ask the parser costs more than to look."""
+    if may_stay:
+        for name, _ in fields:
+            if name == b"connection":
+                break
+        else:
+            return "1.1"
+    return str(parser.get_http_version())
 
 
 def _nobody(error: RouterError) -> None:

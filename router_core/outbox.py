@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 log = logging.getLogger("router_core")
 
-HELD_BYTES = 64 * 1024
+HELD_BYTES: Final = 64 * 1024
 """What a connection holds back for the end of the turn at most; copying more would cost more than it saves."""
 
 

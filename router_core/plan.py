@@ -33,13 +33,14 @@ class Plan:
         self._timeout_s = hook_timeout_s
         self._wraps = tuple(wraps)
         self._overrides = overrides or {}
-        self._settings = {id(plugin.instance): self._overrides.get(plugin.name, plugin.settings) for plugin in plugins}
+        self.settings = {id(plugin.instance): self._overrides.get(plugin.name, plugin.settings) for plugin in plugins}
+        """By the ``id`` of each plugin what holds for this plan's exchanges."""
         self._identify = self._calls("identify")
         self._request_start = self._calls("request_start")
         self._around = self._calls("around_upstream")
         self._filter = self._calls("filter_workers")
         self._score = [
-            (plugin, call, float(getattr(self.settings_of(plugin.instance), "weight", 1.0)))
+            (plugin, call, float(getattr(self.settings[id(plugin.instance)], "weight", 1.0)))
             for plugin, call in self._calls("score_workers")
         ]
         self._pick = self._calls("pick_worker")
@@ -76,10 +77,6 @@ class Plan:
         for wrap in self._wraps:
             call = wrap(plugin, hook, call)
         return call
-
-    def settings_of(self, plugin: object) -> Any:
-        """The settings that hold for this plan's exchanges."""
-        return self._settings[id(plugin)]
 
     # ---------------------------------------------------------------------------------------------------- plain hooks
     def identify(self, exchange: Exchange) -> Identity | None:
@@ -131,11 +128,14 @@ class Plan:
                 scores = failed(plugin, "score_workers", error)
             if scores is None:
                 continue
+            if not isinstance(scores, dict) and isinstance(scores, Mapping):
+                scores = dict(scores)  # whose items are the quickest to go through
             if (fault := _score_fault(scores, total)) is not None:
                 refuse(plugin, "score_workers", fault)
                 continue
-            for worker, score in scores.items():
-                total[worker] += weight * score
+            shares: dict[Worker, float] = scores
+            for worker, share in shares.items():
+                total[worker] += weight * share
         return total
 
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
@@ -233,17 +233,34 @@ class Plan:
         """The layers from ``depth`` on, and the attempt in the middle."""
         return attempt(exchange) if depth == len(self._around) else self._layer(depth, exchange, attempt)
 
-    async def _layer(self, depth: int, exchange: Exchange, attempt: CallNext) -> Answer:
+    def _layer(self, depth: int, exchange: Exchange, attempt: CallNext) -> Awaitable[Answer]:
+        """A plugin that passes the request straight on is not in the way of the answer."""
         plugin, call = self._around[depth]
-        is_called = False
+        inner: list[Awaitable[Answer] | None] = [None]
 
         def call_next(_: Exchange) -> Awaitable[Answer]:  # a function: an object that is called costs more
-            nonlocal is_called
-            is_called = True
-            return self.inner(depth + 1, exchange, attempt)
+            inner[0] = work = self.inner(depth + 1, exchange, attempt)
+            return work
 
         try:
-            answer = await call(exchange, call_next)
+            work = call(exchange, call_next)
+        except FAULTS as error:
+            work = _raising(error)  # where it is awaited
+        if (passed := inner[0]) is not None and work is passed:
+            return passed
+        return self._surrounded(plugin, exchange, work, call_next, inner)
+
+    async def _surrounded(
+        self,
+        plugin: LoadedPlugin,
+        exchange: Exchange,
+        work: Awaitable[Any],
+        call_next: CallNext,
+        inner: Sequence[Awaitable[Answer] | None],
+    ) -> Answer:
+        """What a layer answers, or that its plugin failed."""
+        try:
+            answer = await work
             if isinstance(answer, Answer):
                 return answer
             failure = plugin.failed("around_upstream", f"answered {answer!r}, not an Answer")
@@ -254,7 +271,7 @@ class Plan:
                 raise
             failure = plugin.failed("around_upstream", error)
             failure.__cause__ = error
-        if plugin.on_error == "skip" and not is_called:
+        if plugin.on_error == "skip" and inner[0] is None:
             return await call_next(exchange)
         raise failure
 
@@ -301,12 +318,21 @@ class Plan:
                 plugin.failed("response_end", error)
 
 
+async def _raising(error: BaseException) -> Answer:
+    try:
+        raise error
+    finally:
+        del error  # which holds this frame
+
+
 def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str | None:
-    if scores.__class__ is not dict and not isinstance(scores, Mapping):
+    if not isinstance(scores, dict):
         return f"answered {scores!r}, not worker -> score"
     for worker, score in scores.items():
-        if score.__class__ is float and 0.0 <= score <= 1.0 and worker.__class__ is Worker and worker in workers:
-            continue
+        if worker in workers and score.__class__ is float:
+            share: float = score
+            if 0.0 <= share <= 1.0:
+                continue
         if not isinstance(worker, Worker) or worker not in workers:
             return f"scored {worker!r}, which it was not given"
         if isinstance(score, bool) or not isinstance(score, int | float) or math.isnan(score) or not 0 <= score <= 1:

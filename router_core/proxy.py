@@ -7,6 +7,7 @@ import logging
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from router_core import debug
 from router_core.attempt import Attempts, passed
@@ -33,7 +34,7 @@ from router_core.workers import WorkerTable
 log = logging.getLogger("router_core")
 
 
-UNKNOWN = Outcome(OutcomeKind.FAILED, 500, "internal_error")
+UNKNOWN: Final = Outcome(OutcomeKind.FAILED, 500, "internal_error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ class Proxy:
             refusal = answer_for(error, exchange)
         if refusal is not None:
             with suppress(ClientLeft):
-                await Delivery(exchange, plan, inbound, max_collected_bytes=0).send(refusal)
+                if (sending := Delivery(exchange, plan, inbound, max_collected_bytes=0).send(refusal)) is not None:
+                    await sending
             return
         serving.in_use.enter()
         delivery = Delivery(exchange, plan, inbound, max_collected_bytes=self._max_collected_bytes)
@@ -165,7 +167,7 @@ class Proxy:
         plan = serving.plans.of_exchange(profile, switches)
         if session is not None:
             self._sessions.enter(session, exchange)
-        exchange.serve_by(plan.settings_of, serving.tasks.spawn)
+        exchange.serve_by(plan.settings, serving.tasks.spawn)
         return plan
 
     # ------------------------------------------------------------------------------------------------------- serving
@@ -213,14 +215,16 @@ class Proxy:
             self._stamp(exchange, plan, answer)
             if plan.starts_responses and (telling := plan.response_start(exchange, answer)) is not None:
                 await telling
-            await delivery.send(answer)
+            if (sending := delivery.send(answer)) is not None:
+                await sending
         except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
             held = _Held(error)
         if held is not None and not delivery.has_begun:
             answer, outcome = await self._failed(exchange, held.take(), answer)
             held = None
             try:
-                await delivery.send(answer)
+                if (sending := delivery.send(answer)) is not None:
+                    await sending
             except BaseException as error:  # noqa: BLE001  # the same
                 held = _Held(error)
         if held is not None or exchange.is_interrupted:
@@ -360,10 +364,16 @@ async def _cause(exchange: Exchange, error: BaseException | None) -> Exception:
 
 def _forget_traces(exchange: Exchange, upload: Upload) -> None:
     """Errors that an exchange keeps hold its frames, and these the exchange: its body would wait for the collector."""
-    for error in (exchange.interruption, upload.error, *[attempt.error for attempt in exchange.attempts]):
-        while error is not None and error.__traceback__ is not None:
-            error.__traceback__ = None
-            error = error.__context__
+    _forget_trace(exchange.interruption)
+    _forget_trace(upload.error)
+    for attempt in exchange.attempts:
+        _forget_trace(attempt.error)
+
+
+def _forget_trace(error: BaseException | None) -> None:
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 def _uncancel() -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from router_core.headers import HOP_BY_HOP, RawHeaders, named_by_connection
 
-PLUGINS_HEADER, PROFILE_HEADER, DEBUG_HEADER = "x-router-plugins", "x-router-profile", "x-router-debug"
+PLUGINS_HEADER: Final = "x-router-plugins"
+PROFILE_HEADER: Final = "x-router-profile"
+DEBUG_HEADER: Final = "x-router-debug"
 
-_PLUGINS, _PROFILE, _DEBUG = PLUGINS_HEADER.encode(), PROFILE_HEADER.encode(), DEBUG_HEADER.encode()
-_HOST, _LENGTH, _CODING = b"host", b"content-length", b"transfer-encoding"
-_FOR, _PROTO, _FORWARDED_HOST = b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host"
-_DROPPED = HOP_BY_HOP | {_HOST, _LENGTH, b"expect", _PLUGINS, _PROFILE, _DEBUG, _FOR}
-_LOOKED_AT = _DROPPED | {_PROTO, _FORWARDED_HOST}
+_PLUGINS: Final = PLUGINS_HEADER.encode()
+_PROFILE: Final = PROFILE_HEADER.encode()
+_DEBUG: Final = DEBUG_HEADER.encode()
+_HOST: Final = b"host"
+_LENGTH: Final = b"content-length"
+_CODING: Final = b"transfer-encoding"
+_FOR: Final = b"x-forwarded-for"
+_PROTO: Final = b"x-forwarded-proto"
+_FORWARDED_HOST: Final = b"x-forwarded-host"
+_DROPPED: Final = HOP_BY_HOP | {_HOST, _LENGTH, b"expect", _PLUGINS, _PROFILE, _DEBUG, _FOR}
+_LOOKED_AT: Final = _DROPPED | {_PROTO, _FORWARDED_HOST}
 
 
 class SessionHeaders:
@@ -95,7 +104,7 @@ class RequestHead:
         self.fields = fields
 
     def _declare(self, value: bytes) -> None:
-        length = value.strip()
+        length = value if value.isdigit() else value.strip()
         number = int(length) if length.isdigit() else None
         self.content_length = number if not self.is_declared or number == self.content_length else None
         self.is_declared = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def build_exchange(
     exchange.session = session
     exchange.session_id = session.id if session is not None else session_id
     exchange.identity = identity or Identity()
-    exchange.serve_by(lambda plugin: settings, _spawn)
+    exchange.serve_by(defaultdict(lambda: settings), _spawn)
     return exchange
 
 

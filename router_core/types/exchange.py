@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from router_core.errors import RouterError
 from router_core.types.attempt import Attempt
@@ -81,7 +81,7 @@ class Identity:
         )
 
 
-NOBODY = Identity()
+NOBODY: Final = Identity()
 
 
 class Decision:
@@ -119,7 +119,7 @@ class Exchange:
         "_interrupt",
         "_on_abort",
         "_pending",
-        "_settings_of",
+        "_settings",
         "_spawn",
         "abort_was_asked",
         "attempt_error",
@@ -186,7 +186,7 @@ class Exchange:
         """Profile and plugins that the request's own headers asked for."""
         self.outliving: asyncio.Task[Any] | None = None
         """What `outlive_client` started."""
-        self._settings_of: Callable[[object], Any] | None = None
+        self._settings: Mapping[int, Any] | None = None
         self._spawn: Spawn | None = None
         self._interrupt: Callable[[], object] | None = None
         self._on_abort: Callable[[], object] | None = None
@@ -212,9 +212,9 @@ class Exchange:
 
     def settings(self, plugin: object) -> Any:
         """The plugin's own settings as they hold for this exchange."""
-        if self._settings_of is None:
+        if self._settings is None:
             raise RuntimeError("an exchange has settings once its plan is known")
-        return self._settings_of(plugin)
+        return self._settings[id(plugin)]
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str = "exchange work") -> None:
         """Runs longer work after or beside the exchange; bounded in number, awaited at shutdown."""
@@ -259,9 +259,9 @@ class Exchange:
             asyncio.get_running_loop().call_later(STOP_AGAIN_S, self._stop)
 
     # for the core
-    def serve_by(self, settings_of: Callable[[object], Any], spawn: Spawn) -> None:
-        """Its plan is known: where a plugin's settings come from, and who runs background work."""
-        self._settings_of, self._spawn = settings_of, spawn
+    def serve_by(self, settings: Mapping[int, Any], spawn: Spawn) -> None:
+        """Its plan is known: the settings of its plugins by the ``id`` of each, and who runs background work."""
+        self._settings, self._spawn = settings, spawn
 
     def on_interrupt(self, stop: Callable[[], object] | None) -> None:
         """How to stop the task that runs this exchange; None once it has ended."""

@@ -11,7 +11,7 @@ import ipaddress
 import os
 import select
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Final
 
 import httptools
 
@@ -20,12 +20,12 @@ from router_core.headers import RawHeaders, end_to_end
 from router_core.outbox import Outbox
 from router_core.upstream.interface import Outgoing
 
-HIGH_WATER_BYTES = 256 * 1024
+HIGH_WATER_BYTES: Final = 256 * 1024
 """Unread bytes of an answer above which its worker is not read any more."""
-MAX_FIELDS = 1024
-MAX_HEAD_BYTES = 1 << 20
+MAX_FIELDS: Final = 1024
+MAX_HEAD_BYTES: Final = 1 << 20
 """Bytes within which an answer's head must be whole, interim ones included (more where one field may be longer)."""
-COPIED_BYTES = 64 * 1024
+COPIED_BYTES: Final = 64 * 1024
 """A body below this goes out in one write with its head; copying a longer one would cost more than a second write."""
 
 

@@ -11,6 +11,7 @@ import pytest
 from router_core import (
     Answer,
     Attempt,
+    CallNext,
     Exchange,
     Identity,
     Outcome,
@@ -237,6 +238,66 @@ async def test_a_plain_layer_that_gives_nothing_to_await_has_failed(serve: Serve
         router = await serve(worker, classes=(Plain,))
         answer = await exchange_once(router.port, json=ASK)
         assert (answer.status, answer.json()["error"]["code"]) == (500, "plugin_error")
+
+
+async def test_a_plain_layer_may_pass_the_request_straight_on(serve: Serve) -> None:
+    """Of its place in the onion nothing is lost: what is behind it is called once, and its errors are not its own."""
+    seen: list[str] = []
+
+    class Passes:
+        @hookimpl
+        def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
+            seen.append("passes")
+            return call_next(exchange)
+
+    class Inner:
+        @hookimpl
+        async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
+            seen.append("inner")
+            await call_next(exchange)
+            raise ValueError("no")
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(tracing("outer", seen), Passes, Inner))
+        answer = await exchange_once(router.port, json=ASK)
+    assert (answer.status, answer.json()["error"]["code"]) == (500, "plugin_error")
+    assert "'inner'" in answer.json()["error"]["message"]
+    assert [name for name in seen if name in ("passes", "inner")] == ["passes", "inner"]
+
+
+@pytest.mark.parametrize(("on_error", "status"), [("fail", 500), ("skip", 200)])
+async def test_a_plain_layer_that_raises_has_failed_where_it_is_awaited(
+    serve: Serve, on_error: str, status: int
+) -> None:
+    class Raises:
+        @hookimpl
+        def around_upstream(self, call_next: CallNext) -> Awaitable[Answer]:
+            raise ValueError("no")
+
+    setattr(Raises, "on_error", on_error)  # noqa: B010  # of the class, as a plugin says it
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Raises,))
+        answer = await exchange_once(router.port, json=ASK)
+    assert answer.status == status
+
+
+async def test_a_plain_layer_that_calls_on_and_raises_has_failed_though_it_is_to_be_skipped(serve: Serve) -> None:
+    begun: list[Any] = []
+
+    class Raises:
+        on_error = "skip"
+
+        @hookimpl
+        def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
+            begun.append(call_next(exchange))
+            raise ValueError("no")
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Raises,))
+        answer = await exchange_once(router.port, json=ASK)
+        assert answer.status == 500
+        assert not worker.requests
+    begun[0].close()
 
 
 async def test_an_answer_of_request_start_skips_the_worker_and_what_is_around_it(serve: Serve) -> None:

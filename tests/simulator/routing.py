@@ -60,7 +60,7 @@ class Routing:
         request = Request("POST", b"/generate", b"", headers, _Body(body))
         exchange = Exchange(f"e{self._serial}", request, started_at=self._clock.now())
         exchange.session_id = session_id
-        exchange.serve_by(self.plan.settings_of, self.application.router.spawn)
+        exchange.serve_by(self.plan.settings, self.application.router.spawn)
         if (identity := self.plan.identify(exchange)) is not None:
             exchange.identity = identity
         if isinstance(asked := self.plan.request_start(exchange), Awaitable):
