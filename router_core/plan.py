@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from types import CoroutineType, MappingProxyType
+from types import MappingProxyType
 from typing import Any
 
-from router_core.begun_hooks import ENDED, Turn, Waits, ask_in_turn, awaited, begun, coroutine_of, next_given
+from router_core.begun_hooks import COROUTINE, ENDED, Turn, Waits, ask_in_turn, awaited, begun, coroutine_of, next_given
 from router_core.deadline import finish_within
 from router_core.hookspecs import MAY_BE_PLAIN, CallNext
 from router_core.loaded_plugin import FAULTS, PASSING, Call, HookWrap, LoadedPlugin, failed, is_cancelled, refuse
@@ -162,7 +162,7 @@ class Plan:
         if (given := next_given(hooks, exchange)) is None:
             return None
         turn = Turn()
-        asking = ask_in_turn(turn, hooks, exchange, *given)
+        asking = ask_in_turn(turn, hooks, exchange, given[0], given[1])
         waits_for = next(asking.__await__(), ENDED)
         return turn.answer if waits_for is ENDED else self._ask_on(turn, hooks, exchange, asking, waits_for)
 
@@ -196,7 +196,7 @@ class Plan:
         for plugin, call in hooks:
             try:
                 work = call(exchange, subject)
-                if work is None or (work.__class__ is not CoroutineType and (work := coroutine_of(work)) is None):
+                if work is None or (type(work) is not COROUTINE and (work := coroutine_of(work)) is None):
                     continue  # of a plain function
                 for waits_for in work.__await__():
                     return self._tell_on(hooks, hook, exchange, subject, plugin, Waits(work, waits_for))
@@ -318,11 +318,12 @@ class Plan:
                 plugin.failed("response_end", error)
 
 
-async def _raising(error: BaseException) -> Answer:
+async def _raising(error: BaseException | None) -> Answer:
     try:
+        assert error is not None
         raise error
     finally:
-        del error  # which holds this frame
+        error = None  # which holds this frame
 
 
 def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str | None:
