@@ -13,7 +13,7 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
@@ -40,11 +40,23 @@ CallNext = Callable[[Exchange], Awaitable[Answer]]
 _F = TypeVar("_F", bound=Callable[..., Any])
 hookspec = pluggy.HookspecMarker(PROJECT)
 _mark = pluggy.HookimplMarker(PROJECT)
+_marked: dict[int, Callable[..., Any]] = {}
+"""Methods of compiled classes by their id: they take no attribute."""
 
 
 def hookimpl(function: _F) -> _F:
     """Marks a method as a plugin's implementation of the hook of the same name."""
-    return _mark(function)
+    try:
+        return _mark(function)
+    except AttributeError:
+        _marked[id(function)] = function
+        return function
+
+
+def marks_of(function: object) -> Mapping[str, Any] | None:
+    """What ``@hookimpl``, or pluggy's own marker, says of a function; None of one that is not marked."""
+    marks: Mapping[str, Any] | None = getattr(function, f"{PROJECT}_impl", None)
+    return {} if marks is None and id(function) in _marked else marks
 
 
 # ------------------------------------------------------------------------------------------------- during a request

@@ -22,6 +22,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import ValidationError
 
 from router_core import hookspecs
+from router_core.compiled_hooks import Hooks, compiled_hooks, is_compiled
 from router_core.config import Config, config_error, did_you_mean
 from router_core.errors import ConfigError
 from router_core.hookspecs import (
@@ -32,6 +33,7 @@ from router_core.hookspecs import (
     MAY_BE_PLAIN,
     OUTSIDE_REQUEST,
     PROJECT,
+    marks_of,
 )
 from router_core.loaded_plugin import LoadedPlugin
 from router_core.plans import Profile
@@ -40,7 +42,6 @@ from router_core.settings import NAME_PATTERN, PluginSettings, is_per_exchange
 ENTRY_POINTS = "router_core.plugins"
 HOOKS = (*IN_REQUEST, *OUTSIDE_REQUEST)
 log = logging.getLogger("router_core")
-_MARK = f"{PROJECT}_impl"
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Registry:
         """
         self._config = config
         self._sources = installed()
-        self._pluggy = pluggy.PluginManager(PROJECT)
+        self._pluggy = Hooks(PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
         if DEPRECATED_HOOKS:
             old = {name: getattr(hookspecs, new) for name, new in DEPRECATED_HOOKS.items()}
@@ -201,9 +202,16 @@ class Registry:
         for caller in self._pluggy.get_hookcallers(plugin.instance) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin.instance:
-                    hook = _current_name(plugin, caller.name, origin)
-                    spec = _argument_names(getattr(hookspecs, hook))
-                    plugin.hooks[hook] = _by_position(impl.function, tuple(impl.argnames), spec)
+                    self._add_hook(plugin, caller.name, impl.function, tuple(impl.argnames), origin)
+        for name, function in compiled_hooks(type(plugin.instance)):  # which pluggy does not see
+            self._add_hook(plugin, name, getattr(plugin.instance, name), _taken(plugin, name, function, origin), origin)
+
+    def _add_hook(
+        self, plugin: LoadedPlugin, name: str, function: Callable[..., Any], taken: tuple[str, ...], origin: str
+    ) -> None:
+        hook = _current_name(plugin, name, origin)
+        spec = _argument_names(getattr(hookspecs, hook))
+        plugin.hooks[hook] = _by_position(function, taken, spec)
 
     def _profile(self, name: str) -> Profile:
         profile = self._config.profiles[name]
@@ -238,7 +246,7 @@ def _current_name(plugin: LoadedPlugin, hook: str, origin: str) -> str:
     new = DEPRECATED_HOOKS.get(hook)
     if new is None:
         return hook
-    if hasattr(getattr(type(plugin.instance), new, None), _MARK):
+    if marks_of(getattr(type(plugin.instance), new, None)) is not None:
         raise ConfigError(f"plugin {plugin.name!r}: {hook!r} and {new!r} are one hook: drop {hook!r}", where=origin)
     warning = f"plugin {plugin.name!r}: hook {hook!r} is deprecated, rename it to {new!r}"
     warnings.warn(warning, DeprecationWarning, stacklevel=2)
@@ -263,7 +271,7 @@ def _check_class(name: str, cls: type[Any], origin: str) -> None:
     marked = False
     for attribute in dir(cls):
         function = inspect.getattr_static(cls, attribute)
-        options = getattr(function, _MARK, None)
+        options = marks_of(function)
         if options is None:
             if attribute in HOOKS and isinstance(function, classmethod | property):
                 raise ConfigError(f"plugin {name!r}: hook {attribute!r} must be a method", where=origin)
@@ -292,14 +300,25 @@ def _check_hook(name: str, hook: str, function: Any, options: Mapping[str, Any],
         raise ConfigError(f"plugin {name!r}: hook {hook!r} must be async def", where=origin)
     if hook not in ASYNC and (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
         raise ConfigError(f"plugin {name!r}: hook {hook!r} must be a plain def, not async", where=origin)
-    if not inspect.isfunction(function):
+    if not inspect.isfunction(function) and not is_compiled(function):
         raise ConfigError(f"plugin {name!r}: hook {hook!r} must be a method", where=origin)
     if any(p.default is not p.empty for p in inspect.signature(function).parameters.values()):
         raise ConfigError(f"plugin {name!r}: hook {hook!r} must have no default values", where=origin)
 
 
-def _argument_names(spec: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(spec).parameters)
+def _taken(plugin: LoadedPlugin, name: str, function: Callable[..., Any], origin: str) -> tuple[str, ...]:
+    """The arguments that a compiled hook takes: all of them where it does not tell, as an ``async def`` of mypyc's."""
+    spec = _argument_names(getattr(hookspecs, DEPRECATED_HOOKS.get(name, name)))
+    told = _argument_names(function)
+    taken = told[1:] if told else spec
+    if unknown := [argument for argument in taken if argument not in spec]:
+        known = f"it has {', '.join(spec) or 'none'}"
+        raise ConfigError(f"plugin {plugin.name!r}: hook {name!r} has no {', '.join(unknown)}; {known}", where=origin)
+    return taken
+
+
+def _argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 def _by_position(function: Callable[..., Any], taken: tuple[str, ...], spec: tuple[str, ...]) -> Callable[..., Any]:
@@ -349,9 +368,7 @@ def _why_not_imported(error: BaseException, module_name: str) -> str:
 
 def is_plugin_class(cls: Any) -> bool:
     """Whether a class has a method marked as a hook."""
-    return inspect.isclass(cls) and any(
-        hasattr(inspect.getattr_static(cls, attribute), _MARK) for attribute in dir(cls)
-    )
+    return inspect.isclass(cls) and any(marks_of(inspect.getattr_static(cls, name)) is not None for name in dir(cls))
 
 
 def plugin_source(cls: type[Any], path: str) -> PluginSource:

@@ -42,7 +42,7 @@ class Settings(BaseModel):
 
 
 class PluginSettings(Settings):
-    """Base of a plugin's nested ``Settings``."""
+    """Base of a plugin's ``Settings``."""
 
     weight: float = Field(default=1.0, ge=0)
     """Factor of this plugin's scores in the sum that chooses a worker."""

@@ -6,6 +6,7 @@ Nothing stands in the way of a call: the loop sets a time now and then, and the 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import sys
 import threading
@@ -25,6 +26,8 @@ class StallWatch:
         self.stall_s = stall_s
         self.hooks: dict[CodeType, tuple[str, str]] = {}
         """Code of a hook -> its plugin and name."""
+        self._unseen: set[str] = set()
+        """Plugins with compiled hooks: these are on no stack."""
         self._beat_at = 0.0
         self._stopped = threading.Event()
         self._beat: asyncio.TimerHandle | None = None
@@ -34,9 +37,11 @@ class StallWatch:
         """The plugins whose hooks can be named."""
         for plugin in plugins:
             for hook in plugin.hooks:
-                code = getattr(getattr(type(plugin.instance), hook, None), "__code__", None)
-                if code is not None:
-                    self.hooks[code] = (plugin.name, hook)
+                function = getattr(type(plugin.instance), hook, None)
+                if inspect.isfunction(function):
+                    self.hooks[function.__code__] = (plugin.name, hook)
+                elif function is not None:
+                    self._unseen.add(plugin.name)
 
     def start(self) -> None:
         """In the loop that is watched."""
@@ -80,4 +85,5 @@ class StallWatch:
             if (found := self.hooks.get(frame.f_code)) is not None:
                 return f"plugin {found[0]!r} blocks it in hook {found[1]!r}, at {line}"
             frame = frame.f_back
-        return f"no hook blocks it, at {line}"
+        unseen = f", unless a compiled one of {', '.join(sorted(self._unseen))}" if self._unseen else ""
+        return f"no hook blocks it{unseen}, at {line}"

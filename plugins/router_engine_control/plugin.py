@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Awaitable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import Field
 from starlette.routing import BaseRoute
 
 from router_core import (
@@ -22,10 +21,10 @@ from router_core import (
     StateKey,
     Worker,
     hookimpl,
-    per_exchange,
 )
 from router_engine_control.rids import RidTable
 from router_engine_control.routes import ControlRoutes
+from router_engine_control.settings import EngineControlSettings
 from router_engine_control.verbs import is_batch, may_name_rid, read_rids
 
 RIDS = StateKey[list[str]]("rids")
@@ -38,31 +37,11 @@ CUT_SHORT = frozenset((OutcomeKind.CLIENT_LEFT, OutcomeKind.REJECTED, OutcomeKin
 class EngineControl:
     """Fans control verbs out, answers questions from any worker, and aborts by rid."""
 
-    requires_api = ">=1,<2"
-    several_processes = True
+    requires_api: ClassVar[str] = ">=1,<2"
+    several_processes: ClassVar[bool] = True
+    Settings: ClassVar[type[PluginSettings]] = EngineControlSettings
 
-    class Settings(PluginSettings):
-        inject_rid: bool = per_exchange(False)
-        """Whether a ``/generate`` without a rid is given one, so that it can be aborted when its client leaves."""
-        abort_on_leave: bool = per_exchange(True)
-        """Whether a request with a rid whose client left is aborted at its worker by name, too."""
-        max_rid_body_bytes: int = Field(default=8 << 20, ge=0)
-        """Longest request body that is read to find its rid; 0: none is, and an abort by rid goes to all."""
-        max_rids: int = Field(default=100_000, ge=0)
-        """Most rids of running requests that are known; an abort of another goes to all."""
-        timeout_s: float = Field(default=600.0, gt=0)
-        """Seconds a worker gets for a verb (loading weights takes long)."""
-        out_timeout_s: float = Field(default=10.0, gt=0)
-        """The same for a worker that is quarantined or starting."""
-        info_timeout_s: float = Field(default=5.0, gt=0)
-        """Seconds until the next worker is asked what it serves."""
-        metrics_timeout_s: float = Field(default=5.0, gt=0)
-        """Seconds a worker gets to show its metrics."""
-        window_ttl_s: float = Field(default=3600.0, gt=0)
-        """Seconds after which a pause by a verb that nobody ended counts as over: what a worker then aborts unasked
-        is its own fault again. Others see it in ``worker.windows``."""
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EngineControlSettings) -> None:
         self._settings = settings
         self._rids: RidTable[Exchange] = RidTable(settings.max_rids)
         self._routes = ControlRoutes(
@@ -100,7 +79,7 @@ class EngineControl:
     def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
         request = exchange.request
         if request.path in WITH_RID and request.method in ("POST", "PUT"):
-            settings: EngineControl.Settings = exchange.settings(self)
+            settings: EngineControlSettings = exchange.settings(self)
             body = request.ready_body
             if body is None or settings.inject_rid or (len(body) <= settings.max_rid_body_bytes and may_name_rid(body)):
                 return self._with_rids(exchange, settings, call_next)
@@ -122,7 +101,7 @@ class EngineControl:
         ):
             exchange.spawn(self._abort(attempt.worker, rids), name=f"abort at {attempt.worker.url}")
 
-    async def _with_rids(self, exchange: Exchange, settings: Settings, call_next: CallNext) -> Answer:
+    async def _with_rids(self, exchange: Exchange, settings: EngineControlSettings, call_next: CallNext) -> Answer:
         """The layer, with the rids of the request noted first."""
         rids = await self._find_rids(exchange, settings)
         if rids:
@@ -131,7 +110,7 @@ class EngineControl:
                 self._rids.add(rid, exchange)
         return await call_next(exchange)
 
-    async def _find_rids(self, exchange: Exchange, settings: Settings) -> list[str]:
+    async def _find_rids(self, exchange: Exchange, settings: EngineControlSettings) -> list[str]:
         """The rids in the request's body; one is put in where the settings say so."""
         request = exchange.request
         injects = settings.inject_rid and request.path == b"/generate"

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-from router_core import Exchange, PluginSettings, Scores, Worker, hookimpl
+from router_core import Exchange, Scores, Worker, hookimpl
 
 
 class LeastInflight:
     """Scores a worker by how few requests are in flight at it: ``1 / (1 + inflight)``; ties rotate."""
 
-    requires_api = ">=1,<2"
-    several_processes = True
-
-    class Settings(PluginSettings):
-        pass
-
-    def __init__(self, settings: Settings) -> None:
-        pass
+    requires_api: ClassVar[str] = ">=1,<2"
+    several_processes: ClassVar[bool] = True
 
     @hookimpl
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from itertools import pairwise
+from typing import ClassVar
 
-from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -14,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from router_core import Exchange, HookTimes, Outcome, PluginSettings, Router, Worker, WorkerState, hookimpl
 from router_metrics.merge import merge_pages
 from router_metrics.page import render, take_snapshot
+from router_metrics.settings import MetricsSettings
 from router_metrics.tally import Histogram, Tally
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -23,27 +23,11 @@ LAG_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 class Metrics:
     """The router's own Prometheus page, and the place where other plugins' metrics appear."""
 
-    requires_api = ">=1,<2"
-    several_processes = True
+    requires_api: ClassVar[str] = ">=1,<2"
+    several_processes: ClassVar[bool] = True
+    Settings: ClassVar[type[PluginSettings]] = MetricsSettings
 
-    class Settings(PluginSettings):
-        buckets_s: tuple[float, ...] = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-        """Upper bounds of the histograms of requests and attempts, in seconds, ascending."""
-        worker_histograms: bool = True
-        """Whether the two histograms of attempts are shown for each worker; they are most of a big pool's page."""
-        hook_times: bool = True
-        """Whether the time of every hook is taken; a few tenths of a microsecond each call."""
-        lag_interval_s: float = Field(default=0.5, gt=0)
-        """Seconds between two looks at how late the event loop wakes up."""
-
-        @field_validator("buckets_s")
-        @classmethod
-        def _ascending(cls, bounds: tuple[float, ...]) -> tuple[float, ...]:
-            if not bounds or bounds[0] <= 0 or any(low >= high for low, high in pairwise(bounds)):
-                raise ValueError("must be positive and ascending")
-            return bounds
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: MetricsSettings) -> None:
         self._settings = settings
         self._tally = Tally(settings.buckets_s)
         self._lag = Histogram(LAG_BOUNDS_S)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import Literal
+from typing import ClassVar
 
 import orjson
-from pydantic import Field
 
 from router_core import (
     Answer,
@@ -22,12 +21,12 @@ from router_core import (
     Worker,
     WorkerFault,
     hookimpl,
-    per_exchange,
     without_members,
 )
 from router_partial_rollout.limits import Counts, Limits
 from router_partial_rollout.opening import Opening
 from router_partial_rollout.rollout import Rollout
+from router_partial_rollout.settings import PartialRolloutSettings
 from router_partial_rollout.stream import is_stream, stream
 from router_partial_rollout.text import Texts
 from router_partial_rollout.wire import ABORT, Json, SegmentError, only_choice, read_part
@@ -42,28 +41,11 @@ ROLLOUT = StateKey[Rollout]("partial rollout")
 class PartialRollout:
     """Asks for the rest of a generation that its worker cut short, as often as needed."""
 
-    requires_api = ">=1,<2"
-    several_processes = True
+    requires_api: ClassVar[str] = ">=1,<2"
+    several_processes: ClassVar[bool] = True
+    Settings: ClassVar[type[PluginSettings]] = PartialRolloutSettings
 
-    class Settings(PluginSettings):
-        weight: float = Field(default=2.0, ge=0)
-        """Factor of this plugin's scores: the rest goes to the worker that has the beginning in its cache."""
-        when: Literal["window", "always", "never"] = per_exchange("window")
-        """Which aborts are continued: those inside a pause or weight update, all, or none. A request's own header
-        ``x-partial-rollout: true`` means all, ``false`` none."""
-        window_grace_s: float = per_exchange(10.0, ge=0)
-        """Seconds after the end of a window in which an abort still counts as its effect."""
-        max_dispatches: int = per_exchange(256, ge=1)
-        """Most workers' answers that one answer is joined of; those without a token count."""
-        max_idle_dispatches: int = per_exchange(8, ge=1)
-        """Most aborts without a token and outside a window, one after another, after which it is asked for again."""
-        continue_lost: bool = per_exchange(False)
-        """Whether a stream whose worker was lost after tokens came goes on at another worker. It may have been the
-        request that killed the worker."""
-        call_timeout_s: float = Field(default=10.0, gt=0)
-        """Seconds a worker gets to turn ids into text, or a text into ids, where no tokenizer is loaded."""
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PartialRolloutSettings) -> None:
         self._settings = settings
         self._counts = Counts()
         self._router: Router
@@ -76,7 +58,7 @@ class PartialRollout:
 
     @hookimpl
     def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Awaitable[Answer]:
-        settings: PartialRollout.Settings = exchange.settings(self)
+        settings: PartialRolloutSettings = exchange.settings(self)
         when = _when(exchange, settings)
         if when == "never" or exchange.request.method != "POST" or exchange.request.path not in TARGETS:
             return call_next(exchange)
@@ -140,11 +122,14 @@ async def _answer(rollout: Rollout) -> Answer:
                 return answer
             body = answer.arrived_body()
             if body is None or made.whole is not None:
+                is_lost = False  # nothing is awaited where an exception is handled
                 try:
                     body = await _body(rollout, answer)
                 except WorkerFault:
                     if made.whole is None:
                         raise
+                    is_lost = True
+                if is_lost:
                     return await _joined(rollout, answer)
                 if body is None:
                     return answer
@@ -208,7 +193,7 @@ def _stripped(rollout: Rollout, answer: Answer, body: bytes) -> Answer:
     return answer
 
 
-def _when(exchange: Exchange, settings: PartialRollout.Settings) -> str:
+def _when(exchange: Exchange, settings: PartialRolloutSettings) -> str:
     """What the request wants, else the settings. Raises Reject (400)."""
     given = exchange.request.headers.get(HEADER)
     if given is None:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import ClassVar
 
 from router_core import PluginSettings, Scores, Worker, hookimpl
+from router_power_of_two.settings import PowerOfTwoSettings
 
 
 class PowerOfTwo:
     """Scores the winner of a draw 1 and all others 0, so that affinity with a higher weight still counts."""
 
-    requires_api = ">=1,<2"
-    several_processes = True
+    requires_api: ClassVar[str] = ">=1,<2"
+    several_processes: ClassVar[bool] = True
+    Settings: ClassVar[type[PluginSettings]] = PowerOfTwoSettings
 
-    class Settings(PluginSettings):
-        seed: int | None = None
-        """Makes the draws repeatable; None takes one from the system."""
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PowerOfTwoSettings) -> None:
         self._random = random.Random(settings.seed)
 
     @hookimpl

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from router_core import (
     Attempt,
@@ -24,6 +22,7 @@ from router_core import (
 from router_prefix_affinity.index import PrefixIndex
 from router_prefix_affinity.off_gpu import Provider
 from router_prefix_affinity.prompt import block_chain
+from router_prefix_affinity.settings import PrefixAffinitySettings
 
 
 @dataclass(slots=True)
@@ -42,32 +41,11 @@ CACHE = StateKey[tuple[int, PrefixIndex]]("prefix affinity: cache epoch and inde
 class PrefixAffinity:
     """Scores a worker by the share of the prompt that was sent to it before; a miss goes to the least loaded."""
 
-    requires_api = ">=1,<2"
-    several_processes = True
+    requires_api: ClassVar[str] = ">=1,<2"
+    several_processes: ClassVar[bool] = True
+    Settings: ClassVar[type[PluginSettings]] = PrefixAffinitySettings
 
-    class Settings(PluginSettings):
-        weight: float = Field(default=2.0, ge=0)
-        """Factor of this plugin's scores: a whole hit counts twice as much as an idle worker."""
-        min_share: float = Field(default=0.25, ge=0, le=1)
-        """Share of the prompt below which a match is a miss."""
-        overload_absolute: int = Field(default=8, ge=0)
-        """Requests in flight above the least loaded worker's that a worker with a hit may have..."""
-        overload_relative: float = Field(default=1.5, ge=1)
-        """...or times as many; above both its hits do not count."""
-        max_body_bytes: int = Field(default=1 << 20, ge=0)
-        """Longest body that is read for its prompt; a longer one is balanced by load and streams."""
-        block_bytes: int = Field(default=512, ge=16)
-        """Bytes of a prompt that are known or unknown together: text, JSON of messages, or 4 a token id."""
-        max_blocks: int = Field(default=262_144, ge=1)
-        """Most blocks remembered, shared equally by the workers; about 150 bytes of memory each."""
-        off_gpu_provider: str | None = None
-        """``pkg.mod:name`` of an async function that tells what caches outside the GPUs hold (see README)."""
-        off_gpu_factor: float = Field(default=0.5, ge=0, le=1)
-        """What an off-GPU hit is worth beside one on the GPU."""
-        off_gpu_timeout_s: float = Field(default=0.05, gt=0)
-        """Seconds the provider may take; late is as good as no hit."""
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PrefixAffinitySettings) -> None:
         self._settings = settings
         self._provider: Provider | None = None
         if settings.off_gpu_provider is not None:

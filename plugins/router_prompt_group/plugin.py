@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from pydantic import Field
+from typing import ClassVar
 
 from router_core import (
     Exchange,
@@ -17,8 +16,8 @@ from router_core import (
     StateKey,
     Worker,
     hookimpl,
-    per_exchange,
 )
+from router_prompt_group.settings import PromptGroupSettings
 from router_prompt_group.table import GroupTable
 
 GROUP_HEADER = "x-prompt-id"
@@ -28,21 +27,10 @@ ENTERED = StateKey[str]("prompt group")
 class PromptGroup:
     """Pins a group by its first request and lets it go after its last one; falls through when that worker is out."""
 
-    requires_api = ">=1,<2"
+    requires_api: ClassVar[str] = ">=1,<2"
+    Settings: ClassVar[type[PluginSettings]] = PromptGroupSettings
 
-    class Settings(PluginSettings):
-        weight: float = Field(default=4.0, ge=0)
-        """Factor of this plugin's scores: a session follows its group, hence above ``session_affinity``."""
-        is_on: bool = per_exchange(True)
-        """Whether groups are kept together; a profile may say no, for validation runs."""
-        linger_s: float = Field(default=30.0, ge=0)
-        """Seconds a group keeps its worker after its last running request has ended."""
-        max_groups: int = Field(default=100_000, ge=1)
-        """Most groups remembered; one more forgets the one that is idle longest."""
-        max_id_characters: int = Field(default=256, ge=1)
-        """Longest prompt id; a longer one is refused (400)."""
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PromptGroupSettings) -> None:
         self._settings = settings
         self._table: GroupTable[Worker] = GroupTable(linger_s=settings.linger_s, max_groups=settings.max_groups)
         self._router: Router

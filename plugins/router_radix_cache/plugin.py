@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from pydantic import Field
 from starlette.routing import BaseRoute
 
 from router_core import (
@@ -23,8 +23,10 @@ from router_core import (
 )
 from router_radix_cache.cache import IN_LOOP_BYTES, TextCache, Turn
 from router_radix_cache.hold import Hold
+from router_radix_cache.passing import passing
 from router_radix_cache.request import Prompt, read_prompt
 from router_radix_cache.routes import CacheRoutes
+from router_radix_cache.settings import RadixCacheSettings
 from router_radix_cache.tee import AnswerTee, whole_body
 from router_radix_cache.tokenizer import Door
 from router_radix_cache.tree import RadixTree
@@ -54,29 +56,10 @@ HOLD = StateKey[Hold]("radix cache hold")
 class RadixCache:
     """Encodes each text once, sends ids, and stores text, ids, logprobs, mask and weight versions of what came back."""
 
-    requires_api = ">=1,<2"
+    requires_api: ClassVar[str] = ">=1,<2"
+    Settings: ClassVar[type[PluginSettings]] = RadixCacheSettings
 
-    class Settings(PluginSettings):
-        tokenizer: str | None = None
-        """Name of the tokenizer; None is the default one."""
-        add_special_tokens: bool = True
-        """Whether a text from its start on gets what the tokenizer puts before or behind a prompt (a BOS), as it does
-        when an engine encodes the text."""
-        max_bytes: int | None = Field(default=2 << 30, ge=1)
-        """Most packed bytes stored: texts, ids, logprobs. Above it the trajectory used longest ago goes first."""
-        max_tokens: int | None = Field(default=None, ge=1)
-        """Most tokens stored; shared ones count once."""
-        ttl_s: float | None = Field(default=None, gt=0)
-        """Seconds without use after which a trajectory goes."""
-        keep_weight_versions: int | None = Field(default=None, ge=1)
-        """How many weight versions are kept, the newest ones; trajectories of older ones go."""
-        max_answer_bytes: int = Field(default=64 << 20, ge=1)
-        """Longest answer that is read, in bytes, without its routed experts; a longer one passes and is not stored."""
-        prompt_bytes: int = Field(default=64 << 20, ge=0)
-        """Bytes of texts encoded lately whose ids are remembered, and as many of ids whose text is: siblings send one
-        prompt many times."""
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RadixCacheSettings) -> None:
         self._settings = settings
         self._router: Router
         self._tree = RadixTree(
@@ -217,18 +200,10 @@ class RadixCache:
             answer.set_body(stripper.feed(body) + stripper.rest())
         return answer
 
-    async def _passing(self, exchange: Exchange, kept: Kept, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The chunks as the client is to have them; the answer is stored before the client sees that it has ended."""
+    def _passing(self, exchange: Exchange, kept: Kept, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         tee = AnswerTee(is_stream=kept.is_stream, max_bytes=self._settings.max_answer_bytes)
         stripper = MemberStripper(*LOGPROBS) if kept.hides_logprobs else None
-        async for chunk in chunks:
-            tee.feed(chunk)
-            passed = chunk if stripper is None else stripper.feed(chunk)
-            if passed:
-                yield passed
-        await self._store(exchange, kept, tee.body)
-        if stripper is not None and (rest := stripper.rest()):
-            yield rest
+        return passing(chunks, tee, stripper, lambda: self._store(exchange, kept, tee.body))
 
     async def _store(self, exchange: Exchange, kept: Kept, told: Callable[[], bytes]) -> None:
         try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-
-from pydantic import Field
+from typing import ClassVar
 
 from router_core import (
     Answer,
@@ -17,8 +16,8 @@ from router_core import (
     WorkerFault,
     WorkerLost,
     hookimpl,
-    per_exchange,
 )
+from router_retry.settings import RetrySettings
 from router_retry.verdict import Tries, Why
 
 log = logging.getLogger(__name__)
@@ -29,21 +28,11 @@ ATTEMPTS_HEADER = b"x-router-attempts"
 class Retry:
     """Sends a request to another worker when its worker was never given it; otherwise the failure is told."""
 
-    requires_api = ">=1,<2"
-    several_processes = True
+    requires_api: ClassVar[str] = ">=1,<2"
+    several_processes: ClassVar[bool] = True
+    Settings: ClassVar[type[PluginSettings]] = RetrySettings
 
-    class Settings(PluginSettings):
-        max_attempts: int = per_exchange(3, ge=1)
-        """Most workers that one request is tried on; 1 tries no second one."""
-        retry_suspects: bool = per_exchange(False)
-        """Whether a request that was sent and whose worker was lost then gets one more try. It may have been the
-        request that killed the worker, and it may be processed twice."""
-        retry_statuses: list[int] = per_exchange([])
-        """Statuses of workers' answers that are dropped and tried elsewhere; the request may be processed twice."""
-        max_body_bytes: int = Field(default=8 << 20, ge=0)
-        """Longest body in bytes that is kept, so that ``retry_suspects`` and ``retry_statuses`` can send it again."""
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RetrySettings) -> None:
         self._router: Router | None = None
         self._retries: Counter[Why] = Counter()
         self._suspects = 0
@@ -54,7 +43,7 @@ class Retry:
 
     @hookimpl
     async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
-        settings: Retry.Settings = exchange.settings(self)
+        settings: RetrySettings = exchange.settings(self)
         statuses = settings.retry_statuses
         if statuses or settings.retry_suspects:
             await _keep_body(exchange, settings.max_body_bytes)
@@ -140,7 +129,7 @@ class Retry:
             )
 
 
-def _one_more(tries: Tries | None, settings: Retry.Settings) -> Tries:
+def _one_more(tries: Tries | None, settings: RetrySettings) -> Tries:
     tries = tries or Tries(settings.max_attempts, settings.retry_suspects)
     tries.made += 1
     return tries

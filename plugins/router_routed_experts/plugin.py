@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
 from starlette.routing import BaseRoute
 
 from router_core import (
@@ -24,18 +23,18 @@ from router_core import (
     Router,
     Session,
     StateKey,
-    WorkerFault,
     hookimpl,
 )
 from router_routed_experts.asking import GENERATE, TARGETS, edits, read_asked
 from router_routed_experts.capture import Capture, Plan
-from router_routed_experts.layout import read_layout
 from router_routed_experts.metrics_page import render
+from router_routed_experts.passing import passing
 from router_routed_experts.reading import AnswerReader, Part
 from router_routed_experts.reasons import Reason, RowsError
 from router_routed_experts.routes import ExpertRoutes
-from router_routed_experts.rows import Layout, Verdict
+from router_routed_experts.rows import Verdict
 from router_routed_experts.sessions import SessionRows
+from router_routed_experts.settings import RoutedExpertsSettings
 from router_routed_experts.sglext import SglextFilter
 from router_routed_experts.store import RowStore
 
@@ -50,48 +49,10 @@ IN_LOOP_BYTES = 1 << 18
 class RoutedExpertsPlugin:
     """Asks for routed experts, reads them from the bytes that pass, and keeps them whole or marked."""
 
-    requires_api = ">=1,<2"
+    requires_api: ClassVar[str] = ">=1,<2"
+    Settings: ClassVar[type[PluginSettings]] = RoutedExpertsSettings
 
-    class Settings(PluginSettings):
-        model: str | None = None
-        """Directory of the checkpoint: its ``config.json`` tells layers, experts and which layers have none."""
-        layers: int | None = Field(default=None, ge=1)
-        """Layers of the model, where ``model`` is not given."""
-        top_k: int | None = Field(default=None, ge=1)
-        """Experts a token is routed to in each layer, where ``model`` is not given."""
-        num_experts: int | None = Field(default=None, ge=1)
-        """Experts of each layer, where ``model`` is not given; ids are checked against it."""
-        dense_layers: list[int] | None = None
-        """Layers without experts, where ``model`` is not given; all others must have some for each token."""
-        max_bytes: int = Field(default=4 << 30, ge=1)
-        """Most bytes of rows kept; the answer used longest ago goes first."""
-        ttl_s: float | None = Field(default=3600.0, gt=0)
-        """Seconds without use after which an answer's rows go."""
-        max_sessions: int = Field(default=100_000, ge=1)
-        """Most sessions of which is remembered what their next turn continues."""
-        max_answer_bytes: int = Field(default=64 << 20, ge=1)
-        """Most bytes of an answer, beside its routed experts, that are read to count its tokens."""
-
-        @model_validator(mode="after")
-        def _is_whole(self) -> RoutedExpertsPlugin.Settings:
-            told = {"layers", "top_k", "num_experts", "dense_layers"} & self.model_fields_set
-            if self.model is not None and told:
-                raise ValueError(f"model tells it already: {', '.join(sorted(told))}")
-            if (self.layers is None) != (self.top_k is None) or (self.layers is None and told):
-                raise ValueError("layers and top_k belong together")
-            self.layout()
-            return self
-
-        def layout(self) -> Layout | None:
-            """The model's layout, None where nothing is told. Raises ValueError for a model that cannot be read."""
-            if self.model is not None:
-                return read_layout(self.model)
-            if self.layers is None or self.top_k is None:
-                return None
-            dense = None if self.dense_layers is None else frozenset(self.dense_layers)
-            return Layout(self.layers, self.top_k, self.num_experts, dense)
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RoutedExpertsSettings) -> None:
         self._settings = settings
         self._router: Router
         self._store = RowStore(
@@ -205,39 +166,19 @@ class RoutedExpertsPlugin:
             expected_bytes=expected_bytes,
         )
 
-    async def _passing(
+    def _passing(
         self, exchange: Exchange, plan: Plan, chunks: AsyncIterator[bytes], length: int | None
     ) -> AsyncIterator[bytes]:
-        """The chunks as the client is to have them; the rows are there before it sees that the answer has ended.
-
-        With a ``length`` it sees that by the last byte.
-        """
-        asked = plan.asked
-        reader = self._reader(plan, length or 0)
-        stripper = MemberStripper(*asked.hidden) if asked.hidden else None
-        events = SglextFilter() if asked.hides_sglext else None
-        is_taken = False
-        try:
-            async for chunk in chunks:
-                reader.feed(chunk)
-                if reader.bytes_fed == length and not is_taken:
-                    is_taken = True
-                    await self._take(exchange, plan, reader)
-                passed = chunk if stripper is None else stripper.feed(chunk)
-                if events is not None:
-                    passed = events.feed(passed)
-                if passed:
-                    yield passed
-        except WorkerFault as error:
-            self._lose(exchange, plan, RowsError(Reason.BROKEN, str(error)), reader)
-            raise
-        if not is_taken:
-            await self._take(exchange, plan, reader)
-        rest = b"" if stripper is None else stripper.rest()
-        if events is not None:
-            rest = events.feed(rest) + events.rest()
-        if rest:
-            yield rest
+        asked, reader = plan.asked, self._reader(plan, length or 0)
+        return passing(
+            chunks,
+            reader,
+            length,
+            stripper=MemberStripper(*asked.hidden) if asked.hidden else None,
+            events=SglextFilter() if asked.hides_sglext else None,
+            take=lambda: self._take(exchange, plan, reader),
+            lose=lambda error: self._lose(exchange, plan, RowsError(Reason.BROKEN, str(error)), reader),
+        )
 
     async def _take(self, exchange: Exchange, plan: Plan, reader: AnswerReader) -> None:
         if reader.bytes_fed <= IN_LOOP_BYTES:

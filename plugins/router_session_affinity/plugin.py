@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar
 
 from router_core import (
     Answer,
@@ -22,11 +20,11 @@ from router_core import (
     Worker,
     WorkerState,
     hookimpl,
-    per_exchange,
 )
 from router_session_affinity.place import Gate, place, place_by_hash
 from router_session_affinity.ring import HashRing
 from router_session_affinity.rules import GROUP, GROUP_HEADER, SESSION, Affinity, Key, Rules
+from router_session_affinity.settings import SessionAffinitySettings
 from router_session_affinity.table import SessionTable, Turn
 from router_session_affinity.wish import Pin, pinned_workers, read_boolean, tell_worker
 
@@ -36,36 +34,15 @@ AFFINITY = StateKey[Affinity]("session affinity")
 class SessionAffinity:
     """Scores a session's own worker highest; gives way when that one is overloaded or out."""
 
-    requires_api = ">=1,<2"
-
-    class Settings(PluginSettings):
-        weight: float = Field(default=2.0, ge=0)
-        """Factor of this plugin's scores: twice a balancer's, so that load alone does not move a session."""
-        mode: Literal["sticky", "hash"] = per_exchange("sticky")
-        """``sticky``: a table of sessions. ``hash``: consistent hashing, the same worker on every router replica."""
-        key: Literal["session", "group", "none"] = per_exchange("session")
-        """What stays together: the turns of a session, the requests of a group (prompt id), or nothing (pins only)."""
-        overload_absolute: int = per_exchange(8, ge=0)
-        """Requests in flight above the least loaded worker's that a session's worker may have..."""
-        overload_relative: float = per_exchange(1.5, ge=1)
-        """...or times as many; above both its sessions may leave it."""
-        hard_pins: bool = per_exchange(False)
-        """Whether a pin is hard where the request does not say so itself (``x-hard-pin``)."""
-        ttl_s: float = Field(default=3600.0, gt=0)
-        """Seconds without a turn after which a session is forgotten."""
-        max_sessions: int = Field(default=100_000, ge=1)
-        """Most sessions remembered; one more forgets the one that was used longest ago."""
-        max_key_characters: int = Field(default=256, ge=1)
-        """Longest key of a session or group; a longer one is refused (400)."""
-        virtual_nodes: int = Field(default=128, ge=1, le=4096)
-        """Points of each worker on the ring of ``hash``: more spread keys better and cost memory."""
+    requires_api: ClassVar[str] = ">=1,<2"
+    Settings: ClassVar[type[PluginSettings]] = SessionAffinitySettings
 
     @staticmethod
-    def several_processes(settings: Settings) -> bool:
+    def several_processes(settings: SessionAffinitySettings) -> bool:
         """A session is one process's, a group is not: each would keep it at a worker of its own."""
         return settings.key != GROUP or settings.mode == "hash"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SessionAffinitySettings) -> None:
         self._settings = settings
         self._table: SessionTable[Worker] = SessionTable(ttl_s=settings.ttl_s, max_sessions=settings.max_sessions)
         self._ring = HashRing(settings.virtual_nodes)
@@ -207,7 +184,7 @@ class SessionAffinity:
                 self._router.session_moved(affinity.key[1], old, worker)
 
     # ----------------------------------------------------------------------------------------------------- the pieces
-    def _rules_of(self, settings: Settings) -> Rules:
+    def _rules_of(self, settings: SessionAffinitySettings) -> Rules:
         rules = self._rules.get(id(settings))
         if rules is None:
             rules = self._rules[id(settings)] = Rules(

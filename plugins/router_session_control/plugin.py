@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from router_core import (
     Answer,
@@ -22,6 +20,7 @@ from router_core import (
 from router_session_control.control import Record, SessionController
 from router_session_control.routes import SessionRoutes
 from router_session_control.sessions import STATUSES
+from router_session_control.settings import SessionControlSettings
 from router_session_control.tokens import TokenCounts
 
 if TYPE_CHECKING:
@@ -34,20 +33,11 @@ TURN = StateKey[Record]("turn of a session")
 class SessionControl:
     """Holds the turns of sessions that hang; a turn that runs is never touched."""
 
-    requires_api = ">=1,<2"
-    several_processes = True
+    requires_api: ClassVar[str] = ">=1,<2"
+    several_processes: ClassVar[bool] = True
+    Settings: ClassVar[type[PluginSettings]] = SessionControlSettings
 
-    class Settings(PluginSettings):
-        hang_ttl_s: float = Field(default=600.0, gt=0)
-        """Seconds after which a session that hangs goes on by itself, unless the call says otherwise."""
-        max_hang_ttl_s: float = Field(default=86400.0, gt=0)
-        """Longest time in seconds that a call may ask for."""
-        session_ttl_s: float = Field(default=3600.0, gt=0)
-        """Seconds without a turn after which a session is forgotten."""
-        max_sessions: int = Field(default=100_000, ge=1)
-        """Most sessions that are known; one more forgets the longest unused."""
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SessionControlSettings) -> None:
         self._settings = settings
         self._routes = SessionRoutes(hang_ttl_s=settings.hang_ttl_s, max_hang_ttl_s=settings.max_hang_ttl_s)
         self._control: SessionController | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from router_core import (
     Answer,
@@ -13,6 +13,7 @@ from router_core import (
     Exchange,
     NoWorker,
     Outcome,
+    PluginSettings,
     Reject,
     Router,
     Session,
@@ -44,10 +45,9 @@ SCANNER = StateKey[VersionScanner]("version scanner")
 class WeightVersion:
     """Keeps requests from workers with older weights than they may have, and holds them while dispatch is paused."""
 
-    requires_api = ">=1,<2"
-    several_processes = True
-
-    Settings = WeightVersionSettings
+    requires_api: ClassVar[str] = ">=1,<2"
+    several_processes: ClassVar[bool] = True
+    Settings: ClassVar[type[PluginSettings]] = WeightVersionSettings
 
     def __init__(self, settings: WeightVersionSettings) -> None:
         self._settings = settings

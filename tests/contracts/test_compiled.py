@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from router_core import hookspecs
 
 ROOT = Path(__file__).parents[2]
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
@@ -99,6 +102,17 @@ def test_nothing_is_awaited_while_an_exception_is_handled(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_finally_reads_what_its_try_sets(path: Path) -> None:
     assert not list(set_in_try_and_read_in_finally(ast.parse(path.read_text())))
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path.name == "plugin.py"], ids=lambda path: path.parent.name
+)
+def test_an_async_hook_takes_all_arguments_in_order(path: Path) -> None:
+    """Compiled, it does not tell which it takes."""
+    for hook in ast.walk(ast.parse(path.read_text())):
+        if isinstance(hook, ast.AsyncFunctionDef) and "hookimpl" in map(ast.unparse, hook.decorator_list):
+            _, *taken = (argument.arg for argument in hook.args.args)
+            assert taken == [*inspect.signature(getattr(hookspecs, hook.name)).parameters], hook.name
 
 
 def test_no_property_stands_over_an_attribute_of_a_compiled_class() -> None:

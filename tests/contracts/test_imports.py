@@ -22,7 +22,7 @@ LAYERS = (
     "build errors headers lookup outbox sse splice scan clock deadline tasks urls settings in_use file_limit garbage",
     "types strip bodies request_head upload upstream config",
     "hookspecs control dp_rank failures holds inbound sessions workers",
-    "loaded_plugin worker_updates debug asgi_inbound",
+    "loaded_plugin worker_updates debug asgi_inbound compiled_hooks",
     "timing begun_hooks",
     "plan router stats_routes access protocol",
     "plans selection outside switch_off tracing stalls fast_cycle",

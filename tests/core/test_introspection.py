@@ -20,6 +20,8 @@ from router_core.build import build_name
 from router_core.cli import main
 from router_core.config import Config, load
 from router_core.introspection import explain, schema
+from router_core.loaded_plugin import LoadedPlugin
+from router_core.stalls import StallWatch
 from router_core.testing import ScriptedWorker, exchange_once
 from router_core.testing.router import _importable, running_router
 
@@ -192,6 +194,21 @@ async def test_a_hook_that_blocks_the_loop_is_named(caplog: pytest.LogCaptureFix
     (told,) = [line for line in _stalls(caplog) if "blocks" in line]
     assert "stands still for more than 0.1 s" in told
     assert "plugin 'blocks' blocks it in hook 'request_start', at " in told and "test_introspection.py:" in told
+
+
+def test_that_a_compiled_hook_may_block_the_loop_is_said() -> None:
+    class Builtin:
+        metrics = dict.get  # a method without a frame
+
+    def loaded(name: str, instance: object) -> LoadedPlugin:
+        return LoadedPlugin(name, instance, PluginSettings(), "d", "1", "fail", {"metrics": print})
+
+    watch = StallWatch(1.0)
+    assert watch._culprit(None) == "no hook blocks it, at an unknown line"
+    watch.know([loaded("seen", type("Seen", (), {"metrics": lambda self: None})())])
+    assert watch._culprit(None) == "no hook blocks it, at an unknown line"
+    watch.know([loaded("unseen", Builtin())])
+    assert watch._culprit(None) == "no hook blocks it, unless a compiled one of unseen, at an unknown line"
 
 
 def _stalls(caplog: pytest.LogCaptureFixture) -> list[str]:

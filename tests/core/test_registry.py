@@ -1,10 +1,13 @@
 """Plugins are found, checked and made, before anything serves; what pluggy would let pass is an error here."""
 
+import asyncio
+import inspect
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from types import MethodType
+from typing import Any, ClassVar
 
 import pytest
 
@@ -212,6 +215,123 @@ def test_settings_are_a_model_of_ours() -> None:
         def response_end(self) -> None: ...
 
     assert "Settings must be a subclass of PluginSettings" in refused(Wrong)
+
+
+# ------------------------------------------------------------------------------------------------------ compiled hooks
+class Compiled:
+    """A method as mypyc makes it: no function, without room for an attribute.
+
+    A plain one has a signature; of an ``async def`` only the kind can be seen.
+    """
+
+    __slots__ = (
+        "__annotations__",
+        "__code__",
+        "__defaults__",
+        "__kwdefaults__",
+        "__name__",
+        "__signature__",
+        "function",
+    )
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.__name__ = function, function.__name__
+        self.__annotations__ = self.__defaults__ = self.__kwdefaults__ = None
+        self.__code__ = (lambda: None).__code__.replace(co_flags=function.__code__.co_flags)
+        if not inspect.iscoroutinefunction(function):
+            self.__signature__ = inspect.signature(function)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self.function, instance)
+
+
+def test_hooks_that_take_no_mark_and_have_no_readable_arguments_are_hooks() -> None:
+    class Small:
+        @hookimpl
+        @Compiled
+        def score_workers(self, workers: Any) -> Any:
+            return self, workers
+
+        @hookimpl
+        @Compiled
+        async def attempt_start(self, exchange: Any, attempt: Any) -> Any:
+            return exchange, attempt
+
+        @hookimpl
+        @Compiled
+        def session_moved(self) -> Any:
+            return self
+
+        @hookimpl
+        def response_end(self, outcome: Any) -> Any:
+            return outcome
+
+    (plugin,) = application(Small).registry.plugins
+    hooks = plugin.hooks
+    assert sorted(hooks) == ["attempt_start", "response_end", "score_workers", "session_moved"]
+    assert hooks["score_workers"]("exchange", "workers") == (plugin.instance, "workers")
+    assert asyncio.run(hooks["attempt_start"]("exchange", "attempt")) == ("exchange", "attempt")
+    assert hooks["session_moved"]("id", "old", "new") is plugin.instance
+    assert hooks["response_end"]("exchange", "outcome") == "outcome"
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_such_hooks_are_checked_like_functions(is_marked: bool) -> None:
+    def misspelt(self: Any) -> None: ...
+
+    def unknown(self: Any, request: Any, worker: Any) -> None: ...
+
+    def default(self: Any, exchange: Any = None) -> None: ...
+
+    async def kind(self: Any) -> None: ...
+
+    def mark(function: Any) -> Any:
+        return hookimpl(Compiled(function)) if is_marked else Compiled(function)
+
+    def line(hook: str, function: Any) -> str:
+        other = {"metrics": hookimpl(lambda self: None)}
+        return refused(type("Wrong", (), {**other, hook: mark(function)}))
+
+    if not is_marked:
+        assert "method 'response_end' is not marked @hookimpl" in line("response_end", unknown)
+        return
+    assert "there is no hook 'response_ends'; did you mean 'response_end'?" in line("response_ends", misspelt)
+    assert "hook 'response_end' has no request, worker; it has exchange, outcome" in line("response_end", unknown)
+    assert "must have no default values" in line("response_end", default)
+    assert "hook 'response_end' must be a plain def, not async" in line("response_end", kind)
+    assert "hook 'startup' must be async def" in line("startup", misspelt)
+
+
+def test_nothing_is_asked_of_a_plugin_that_has_not_started() -> None:
+    class Small:
+        @property
+        def router(self) -> Any:
+            raise RuntimeError("the router has not started")
+
+        @hookimpl
+        def response_end(self) -> None: ...
+
+    assert list(application(Small).registry.plugins[0].hooks) == ["response_end"]
+
+
+def test_settings_may_stand_in_a_module_of_their_own() -> None:
+    class Elsewhere(PluginSettings):
+        limit: int = 3
+
+    class Small:
+        Settings: ClassVar[type[PluginSettings]] = Elsewhere
+
+        def __init__(self, settings: Elsewhere) -> None:
+            self.limit = settings.limit
+
+        @hookimpl
+        def response_end(self) -> None: ...
+
+    (plugin,) = application(Small, plugins={"small": {"limit": 5}}).registry.plugins
+    assert plugin.instance.limit == 5
 
 
 # ------------------------------------------------------------------------------------------------------ right classes

@@ -42,10 +42,21 @@ class ChatAsGenerate:
         attempt.request.set_body(json.dumps(body).encode())
 
 
-class Behind(PartialRollout):
-    """The plugin under a name of the test, so that it can stand behind another class of the test."""
+class Behind:
+    """The plugin under a name of the test, so that it can stand behind another class of the test.
+
+    No subclass: compiled, the plugin has none.
+    """
 
     name = "behind"
+    Settings = PartialRollout.Settings
+    around_upstream = PartialRollout.around_upstream
+    """A hook, by which it is known for a plugin."""
+
+    def __new__(cls, settings: Any) -> Any:
+        return PartialRollout(settings)
+
+    def __init__(self, settings: Any) -> None: ...
 
 
 async def test_a_chat_turn_that_is_asked_for_with_ids_is_continued_below_who_captures_it() -> None:
