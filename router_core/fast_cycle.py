@@ -270,10 +270,13 @@ class FastCycle:
 
 
 def _http_version(parser: Any, fields: RawHeaders, *, may_stay: bool) -> str:
-    """Whoever may stay without a word about it speaks 1.1; to ask the parser costs more than to look."""
+    """Whoever may stay without a word about it speaks 1.1; to ask the parser costs more than to look.
+
+    The parser listens to Proxy-Connection as to Connection.
+    """
     if may_stay:
         for name, _ in fields:
-            if name == b"connection":
+            if name == b"connection" or name == b"proxy-connection":  # a tuple costs more
                 break
         else:
             return "1.1"

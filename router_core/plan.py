@@ -5,7 +5,6 @@ pluggy registers and validates; here each hook is a flat tuple of calls which th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -323,6 +322,8 @@ class Plan:
 async def _raising(error: BaseException | None) -> Answer:
     try:
         assert error is not None
+        if isinstance(error, StopIteration):  # leaving a compiled coroutine, it would be taken for what that returned
+            raise RuntimeError("a hook raised StopIteration") from error
         raise error
     finally:
         error = None  # which holds this frame
@@ -332,12 +333,21 @@ def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str | None:
     if not isinstance(scores, dict):
         return f"answered {scores!r}, not worker -> score"
     for worker, score in scores.items():
-        if worker in workers and type(score) is float:
+        if type(worker) is Worker and worker in workers and type(score) is float:
             share: float = score
             if 0.0 <= share <= 1.0:
                 continue
         if not isinstance(worker, Worker) or worker not in workers:
             return f"scored {worker!r}, which it was not given"
-        if isinstance(score, bool) or not isinstance(score, int | float) or math.isnan(score) or not 0 <= score <= 1:
+        if not _is_share(score):
             return f"scored {worker.url} {score!r}, not a number in [0, 1]"
     return None
+
+
+def _is_share(score: object) -> bool:
+    """Whether it is a number in [0, 1]. (An int may be too long for a float; numpy's floats compare to no bool.)"""
+    if isinstance(score, bool):
+        return False
+    if isinstance(score, int):
+        return score in (0, 1)
+    return isinstance(score, float) and 0.0 <= float(score) <= 1.0

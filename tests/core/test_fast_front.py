@@ -9,7 +9,7 @@ import pytest
 
 from router_core import Answer, Exchange, OutcomeKind, hookimpl
 from router_core.fast_front import FastProtocol
-from router_core.testing import Faults, RawClient, ScriptedWorker, build_request, reply
+from router_core.testing import Faults, RawClient, ScriptedWorker, build_request, reply, reply_pieces
 
 Serve = Callable[..., Awaitable[Any]]
 FRONTS = pytest.mark.parametrize("front", ["auto", "asgi"])
@@ -47,6 +47,21 @@ async def test_a_client_that_leaves_with_requests_waiting_behind_one(serve: Serv
         await router.settle()
         assert router.ends.outcomes[0].kind is OutcomeKind.CLIENT_LEFT
         assert len(worker.requests) == 1
+
+
+@FRONTS
+@pytest.mark.parametrize("name", ["connection", "proxy-connection"])
+async def test_a_client_that_knows_no_chunks_gets_none_though_it_wants_to_stay(
+    serve: Serve, front: str, name: str
+) -> None:
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, router={"front": front})
+        worker.handler = reply_pieces([b"hel", b"lo"])
+        async with RawClient(router.port) as client:
+            await client.send(f"GET /x HTTP/1.0\r\n{name}: keep-alive\r\n\r\n".encode())
+            answer = await client.read_answer()
+            assert answer.body == b"hello"
+            assert (answer.get("transfer-encoding"), answer.get("connection")) == (None, "close")
 
 
 @FRONTS

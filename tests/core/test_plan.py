@@ -6,6 +6,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy
 import pytest
 
 from router_core import (
@@ -265,6 +266,20 @@ async def test_a_plain_layer_may_pass_the_request_straight_on(serve: Serve) -> N
     assert [name for name in seen if name in ("passes", "inner")] == ["passes", "inner"]
 
 
+@pytest.mark.parametrize("value", [(), (Answer(200, body=b"not its answer"),)], ids=["nothing", "an answer"])
+async def test_a_plain_layer_that_raises_stop_iteration_has_not_answered(serve: Serve, value: tuple[Any, ...]) -> None:
+    class Raises:
+        @hookimpl
+        def around_upstream(self) -> Any:
+            raise StopIteration(*value)
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Raises,))
+        answer = await exchange_once(router.port, json=ASK)
+    assert (answer.status, answer.get("x-router-error")) == (500, "plugin_error")
+    assert "StopIteration" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("on_error", "status"), [("fail", 500), ("skip", 200)])
 async def test_a_plain_layer_that_raises_has_failed_where_it_is_awaited(
     serve: Serve, on_error: str, status: int
@@ -442,7 +457,7 @@ async def test_an_onion_layer_that_answers_none_fails_its_exchange(serve: Serve)
     assert good.status == 200
 
 
-@pytest.mark.parametrize("score", [-0.1, 1.1, float("nan"), float("inf"), True, "1", None])
+@pytest.mark.parametrize("score", [-0.1, 1.1, float("nan"), float("inf"), 10**400, numpy.float64(1.1), True, "1", None])
 async def test_a_score_outside_0_to_1_is_a_plugin_error(serve: Serve, score: Any) -> None:
     class Scores:
         @hookimpl
@@ -453,6 +468,44 @@ async def test_a_score_outside_0_to_1_is_a_plugin_error(serve: Serve, score: Any
         router = await serve(worker, classes=(Scores,))
         answer = await exchange_once(router.port, json=ASK)
         assert (answer.status, answer.get("x-router-error")) == (500, "plugin_error")
+
+
+class _Float(float):
+    pass
+
+
+@pytest.mark.parametrize("score", [1, 0, _Float(0.5), numpy.float64(0.5)], ids=repr)
+async def test_a_score_may_be_any_float_and_0_or_1(serve: Serve, score: Any) -> None:
+    class Scores:
+        @hookimpl
+        def score_workers(self, workers: Any) -> Any:
+            return dict.fromkeys(workers, score)
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Scores,))
+        assert (await exchange_once(router.port, json=ASK)).status == 200
+
+
+async def test_what_only_equals_a_worker_is_none(serve: Serve) -> None:
+    class Like:
+        def __init__(self, worker: Worker) -> None:
+            self.worker = worker
+
+        def __eq__(self, other: object) -> bool:
+            return other is self.worker
+
+        def __hash__(self) -> int:
+            return hash(self.worker)
+
+    class Scores:
+        @hookimpl
+        def score_workers(self, workers: Any) -> Any:
+            return {Like(workers[0]): 1.0}
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Scores,))
+        answer = await exchange_once(router.port, json=ASK)
+    assert (answer.status, answer.get("x-router-error")) == (500, "plugin_error")
 
 
 async def test_a_worker_that_was_not_given_is_a_plugin_error(serve: Serve) -> None:
