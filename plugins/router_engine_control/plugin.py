@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Awaitable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from starlette.routing import BaseRoute
 
@@ -27,10 +27,10 @@ from router_engine_control.routes import ControlRoutes
 from router_engine_control.settings import EngineControlSettings
 from router_engine_control.verbs import is_batch, may_name_rid, read_rids
 
-RIDS = StateKey[list[str]]("rids")
+RIDS: Final = StateKey[list[str]]("rids")
 KNOWS_NO_ABORT = StateKey[int]("generation of a worker without /abort_request")
-WITH_RID = frozenset((b"/generate", b"/v1/chat/completions", b"/v1/completions"))
-CUT_SHORT = frozenset((OutcomeKind.CLIENT_LEFT, OutcomeKind.REJECTED, OutcomeKind.TIMED_OUT, OutcomeKind.FAILED))
+WITH_RID: Final = frozenset((b"/generate", b"/v1/chat/completions", b"/v1/completions"))
+CUT_SHORT: Final = frozenset((OutcomeKind.CLIENT_LEFT, OutcomeKind.REJECTED, OutcomeKind.TIMED_OUT, OutcomeKind.FAILED))
 """Endings of an exchange after which its worker may still be generating."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from typing import Final
 
 from router_core import Attempt, Exchange, Router, StateKey, Worker, WorkerState
 from router_health.pool import Member, may_eject
@@ -14,9 +15,9 @@ from router_health.traffic import sign_of
 
 log = logging.getLogger("router_health")
 
-RECORD = StateKey[HealthRecord]("health record")
+RECORD: Final = StateKey[HealthRecord]("health record")
 PATH = StateKey[ProbePath]("health probe path")
-LEARNT = StateKey[int]("attempts that health knows of")
+LEARNT: Final = StateKey[int]("attempts that health knows of")
 
 ANSWERED, STARTING = Sign.ANSWERED, WorkerState.STARTING
 

@@ -17,7 +17,7 @@ from router_metrics.settings import MetricsSettings
 from router_metrics.tally import Histogram, Tally
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-LAG_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+LAG_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Metrics:

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from router_core import Attempt, AttemptWithdrawn, Exchange, Outcome, OutcomeKind, Worker, WorkerState
 
-MAX_CODES = 64
+MAX_CODES: Final = 64
 OTHER = "other"
-OK, CLIENT_LEFT, REMOVED = OutcomeKind.OK, OutcomeKind.CLIENT_LEFT, WorkerState.REMOVED
+OK: Final = OutcomeKind.OK
+CLIENT_LEFT: Final = OutcomeKind.CLIENT_LEFT
+REMOVED: Final = WorkerState.REMOVED
 
 
 class Histogram:
     """How many observations were at most each of ``bounds`` (seconds, ascending), and their sum."""
 
-    __slots__ = ("bounds", "counts", "seconds")
+    __slots__ = ("_above", "_place", "_up_to", "bounds", "counts", "seconds")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         """One for each bound, not cumulated, and one for what is above all."""
         self.seconds = 0.0
+        self._place, self._above, self._up_to = 0, -math.inf, -math.inf
+        """Of the newest observation, and what belongs there: most are like the one before."""
 
     def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += 1
+        if not self._above < seconds <= self._up_to:
+            self._find(seconds)
+        self.counts[self._place] += 1
         self.seconds += seconds
+
+    def _find(self, seconds: float) -> None:
+        bounds = self.bounds
+        self._place = place = bisect_left(bounds, seconds)
+        self._above = bounds[place - 1] if place else -math.inf
+        self._up_to = bounds[place] if place < len(bounds) else math.inf
 
     def copy(self) -> Histogram:
         copy = Histogram(self.bounds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from router_core import (
     Answer,
@@ -22,7 +22,7 @@ from router_retry.verdict import Tries, Why
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS_HEADER = b"x-router-attempts"
+ATTEMPTS_HEADER: Final = b"x-router-attempts"
 
 
 class Retry:

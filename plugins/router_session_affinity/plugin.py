@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from router_core import (
     Answer,
@@ -28,7 +28,7 @@ from router_session_affinity.settings import SessionAffinitySettings
 from router_session_affinity.table import SessionTable, Turn
 from router_session_affinity.wish import Pin, pinned_workers, read_boolean, tell_worker
 
-AFFINITY = StateKey[Affinity]("session affinity")
+AFFINITY: Final = StateKey[Affinity]("session affinity")
 
 
 class SessionAffinity:

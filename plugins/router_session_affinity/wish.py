@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from router_core import Headers, Reject, Worker
 
 WORKER, RANK = "x-base-worker-id", "x-target-dp-rank"
 ONCE, HARD, STICKY = "x-force-pin-once", "x-hard-pin", "x-is-sticky"
-_NAMES = {name.encode(): name for name in (WORKER, RANK, ONCE, HARD, STICKY)}
-_TOLD = (WORKER.encode(), RANK.encode())
-_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_NAMES: Final = {name.encode(): name for name in (WORKER, RANK, ONCE, HARD, STICKY)}
+_TOLD: Final = (WORKER.encode(), RANK.encode())
+_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 _WORKER_NAME = re.compile(r"^[\x21-\x7e]{1,2048}$")
 _RANK_NUMBER = re.compile(r"^\d{1,6}$")
 
@@ -42,7 +43,7 @@ class Wish:
     """None leaves it to the setting."""
 
 
-NO_WISH = Wish()
+NO_WISH: Final = Wish()
 
 
 def read_wish(headers: Headers, *, pins_are_hard: bool) -> Wish:

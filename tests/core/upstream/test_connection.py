@@ -82,7 +82,8 @@ async def worker() -> Any:
 @pytest.fixture(autouse=True)
 def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
     yield
-    assert not recwarn.list
+    told = [str(warning.message) for warning in recwarn.list]
+    assert not [text for text in told if "throw() is deprecated" not in text]  # compiled, from Python 3.12 on
 
 
 async def end_of_turn() -> None:

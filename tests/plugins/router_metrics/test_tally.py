@@ -25,6 +25,17 @@ def exchange_at(started_at, *attempts, ended_at=100.0):
 
 
 @settings(deadline=None, database=None)
+@given(st.lists(st.sampled_from((-1.0, 0.0, 0.5, 1.0, 1.5, 10.0, 10.5, float("inf"))), max_size=20))
+def test_an_observation_is_counted_where_it_belongs_whatever_came_before(observations):
+    histogram = Histogram(BOUNDS)
+    for seconds in observations:
+        histogram.observe(seconds)
+    low = sum(seconds <= 1.0 for seconds in observations)
+    middle = sum(1.0 < seconds <= 10.0 for seconds in observations)
+    assert histogram.counts == [low, middle, len(observations) - low - middle]
+
+
+@settings(deadline=None, database=None)
 @given(st.lists(st.floats(0, 100)))
 def test_a_histogram_counts_every_observation_once(observations):
     histogram = Histogram(BOUNDS)
