@@ -91,6 +91,8 @@ async def around_upstream(exchange: Exchange, call_next: CallNext) -> Answer:
     may be wrapped: ``answer.chunks = wrapped(answer.chunks)``; who reads or wraps it calls
     ``exchange.request.accept_identity()`` before ``call_next``. An answer that is not returned is closed by the core.
     No deadline. A ``def`` that returns ``call_next(exchange)`` as it is costs the least: it is out of the answer's way.
+    It runs when ``call_next`` is called, even if what that gives is never awaited (a task cancelled before it began):
+    what has to be given back is taken in the coroutine.
     """
     raise NotImplementedError
 
