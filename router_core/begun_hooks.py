@@ -19,11 +19,22 @@ def awaited(call: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]
     async def call_awaited(*args: Any) -> Any:
         try:
             answer = call(*args)
-        except StopIteration as error:  # leaving a compiled coroutine, it would be taken for what that returned
-            raise RuntimeError("a hook raised StopIteration") from error
+        except StopIteration as error:
+            answer = raising(error)
         return await answer if isinstance(answer, Awaitable) else answer
 
     return call_awaited
+
+
+async def raising(error: BaseException | None) -> Any:
+    """Raises, where it is awaited, what a hook raised."""
+    try:
+        assert error is not None
+        if isinstance(error, StopIteration):  # leaving a compiled coroutine, it would be taken for what that returned
+            raise RuntimeError("a hook raised StopIteration") from error
+        raise error
+    finally:
+        error = None  # which holds this frame
 
 
 def coroutine_of(work: Any) -> Coroutine[Any, Any, Any] | None:

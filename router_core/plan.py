@@ -9,7 +9,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from types import MappingProxyType
 from typing import Any
 
-from router_core.begun_hooks import COROUTINE, ENDED, Turn, Waits, ask_in_turn, awaited, begun, coroutine_of, next_given
+from router_core.begun_hooks import (
+    COROUTINE,
+    ENDED,
+    Turn,
+    Waits,
+    ask_in_turn,
+    awaited,
+    begun,
+    coroutine_of,
+    next_given,
+    raising,
+)
 from router_core.deadline import finish_within
 from router_core.hookspecs import MAY_BE_PLAIN, CallNext
 from router_core.loaded_plugin import FAULTS, PASSING, Call, HookWrap, LoadedPlugin, failed, is_cancelled, refuse
@@ -246,7 +257,7 @@ class Plan:
         try:
             work = call(exchange, call_next)
         except FAULTS as error:
-            work = _raising(error)  # where it is awaited
+            work = raising(error)  # where it is awaited
         if (passed := inner[0]) is not None and work is passed:
             return passed
         return self._surrounded(plugin, exchange, work, call_next, inner)
@@ -317,16 +328,6 @@ class Plan:
                 call(exchange, outcome)
             except FAULTS as error:  # nothing depends on an observer
                 plugin.failed("response_end", error)
-
-
-async def _raising(error: BaseException | None) -> Answer:
-    try:
-        assert error is not None
-        if isinstance(error, StopIteration):  # leaving a compiled coroutine, it would be taken for what that returned
-            raise RuntimeError("a hook raised StopIteration") from error
-        raise error
-    finally:
-        error = None  # which holds this frame
 
 
 def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str | None:
