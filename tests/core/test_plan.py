@@ -459,15 +459,21 @@ async def test_an_onion_layer_that_answers_none_fails_its_exchange(serve: Serve)
 
 @pytest.mark.parametrize("score", [-0.1, 1.1, float("nan"), float("inf"), 10**400, numpy.float64(1.1), True, "1", None])
 async def test_a_score_outside_0_to_1_is_a_plugin_error(serve: Serve, score: Any) -> None:
+    answer = await scored(serve, lambda workers: dict.fromkeys(workers, score))
+    assert (answer.status, answer.get("x-router-error")) == (500, "plugin_error")
+
+
+async def scored(serve: Serve, scores: Callable[[Any], Any]) -> Any:
+    """The answer to a request whose workers get these scores."""
+
     class Scores:
         @hookimpl
         def score_workers(self, workers: Any) -> Any:
-            return dict.fromkeys(workers, score)
+            return scores(workers)
 
     async with ScriptedWorker() as worker:
         router = await serve(worker, classes=(Scores,))
-        answer = await exchange_once(router.port, json=ASK)
-        assert (answer.status, answer.get("x-router-error")) == (500, "plugin_error")
+        return await exchange_once(router.port, json=ASK)
 
 
 class _Float(float):
@@ -476,14 +482,7 @@ class _Float(float):
 
 @pytest.mark.parametrize("score", [1, 0, _Float(0.5), numpy.float64(0.5)], ids=repr)
 async def test_a_score_may_be_any_float_and_0_or_1(serve: Serve, score: Any) -> None:
-    class Scores:
-        @hookimpl
-        def score_workers(self, workers: Any) -> Any:
-            return dict.fromkeys(workers, score)
-
-    async with ScriptedWorker() as worker:
-        router = await serve(worker, classes=(Scores,))
-        assert (await exchange_once(router.port, json=ASK)).status == 200
+    assert (await scored(serve, lambda workers: dict.fromkeys(workers, score))).status == 200
 
 
 async def test_what_only_equals_a_worker_is_none(serve: Serve) -> None:
@@ -497,14 +496,7 @@ async def test_what_only_equals_a_worker_is_none(serve: Serve) -> None:
         def __hash__(self) -> int:
             return hash(self.worker)
 
-    class Scores:
-        @hookimpl
-        def score_workers(self, workers: Any) -> Any:
-            return {Like(workers[0]): 1.0}
-
-    async with ScriptedWorker() as worker:
-        router = await serve(worker, classes=(Scores,))
-        answer = await exchange_once(router.port, json=ASK)
+    answer = await scored(serve, lambda workers: {Like(workers[0]): 1.0})
     assert (answer.status, answer.get("x-router-error")) == (500, "plugin_error")
 
 
