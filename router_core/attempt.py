@@ -14,6 +14,7 @@ from router_core.failures import outcome_of
 from router_core.headers import Headers
 from router_core.holds import HoldQueue
 from router_core.plan import Plan
+from router_core.request_task import RUNNING
 from router_core.selection import select_worker
 from router_core.types import Answer, Attempt, Exchange, Outcome, OutcomeKind
 from router_core.upstream import Incoming, Outgoing, Upstream
@@ -48,21 +49,24 @@ class Attempts:
                 if exchange.ended_at is not None:
                     raise RuntimeError(f"{exchange!r} has ended: nothing is sent for it any more")
                 attempt = self._begin(exchange, plan)
-                return await self._run(exchange, plan, attempt)
-            except AttemptWithdrawn:
-                if attempt is None:
-                    raise
-                exchange.attempts.remove(attempt)
-            except NoWorker:
-                if attempt is not None or exchange.decision is None or not exchange.decision.waits_for:
-                    raise
+                hand_over_rank(attempt)
+                if plan.starts_attempts and (telling := plan.attempt_start(exchange, attempt)) is not None:
+                    await telling
+                request = attempt.request
+                outgoing = _outgoing(attempt, await request.body() if request.has_edits else request.ready_body)
+                request.forget_json()
+                return self._answer(attempt, await self._upstream.send(outgoing, _Sending(attempt, outgoing)))
             except BaseException as error:
-                exchange.attempt_error = error
-                raise
+                if attempt is not None:
+                    why = exchange.interruption if isinstance(error, asyncio.CancelledError) else None
+                    self.end(attempt, outcome_of(why or error), error)
+                if not _is_tried_again(exchange, attempt, error):
+                    raise
             if attempt is None:
                 assert exchange.decision is not None and exchange.decision.waits_for is not None
                 await self._holds.wait_for_worker(exchange, exchange.decision.waits_for)
             else:
+                exchange.attempts.remove(attempt)
                 await asyncio.sleep(0)  # a plugin that withdraws for ever must not stop the loop
 
     def _begin(self, exchange: Exchange, plan: Plan) -> Attempt:
@@ -70,23 +74,12 @@ class Attempts:
         worker = select_worker(exchange, plan, self._workers, hold_for_starting=self._hold_for_starting)
         attempt = Attempt(worker, exchange.request.fork(), self._clock.now())
         self._workers.count(attempt)
-        attempt.on_end(_stop(asyncio.current_task()))
+        attempt.on_end(_Stopping(_running_task()))
         exchange.attempts.append(attempt)
         return attempt
 
-    async def _run(self, exchange: Exchange, plan: Plan, attempt: Attempt) -> Answer:
-        try:
-            hand_over_rank(attempt)
-            if plan.starts_attempts and (telling := plan.attempt_start(exchange, attempt)) is not None:
-                await telling
-            request = attempt.request
-            outgoing = _outgoing(attempt, await request.body() if request.has_edits else request.ready_body)
-            request.forget_json()
-            incoming = await self._upstream.send(outgoing, lambda: _begin_sending(attempt, outgoing))
-        except BaseException as error:
-            why = exchange.interruption if isinstance(error, asyncio.CancelledError) else None
-            self.end(attempt, outcome_of(why or error), error)
-            raise
+    def _answer(self, attempt: Attempt, incoming: Incoming) -> Answer:
+        """What the worker began to answer, as it comes."""
         attempt.on_end(incoming.close)
         if attempt.outcome is not None:  # the exchange ended in this moment
             attempt.close()
@@ -186,20 +179,46 @@ def given_up(attempt: Attempt) -> Outcome:
     return outcome_of(asyncio.CancelledError()) if attempt.status is None else passed(attempt.status, "given_up")
 
 
-def _stop(task: asyncio.Task[Any] | None) -> Callable[[], None]:
+def _running_task() -> Any:
+    """The task that runs; a request's own is known without asking."""
+    return RUNNING.task or asyncio.current_task()
+
+
+class _Stopping:
     """Cancels the task that makes an attempt, if it is not the one that ends it: a plugin may have made its own."""
 
-    def stop() -> None:
-        if task is not None and task is not asyncio.current_task():
-            task.cancel()
+    __slots__ = ("_task",)
 
-    return stop
+    def __init__(self, task: Any) -> None:
+        self._task = task
+
+    def __call__(self) -> None:
+        if self._task is not None and self._task is not _running_task():
+            self._task.cancel()
 
 
-def _begin_sending(attempt: Attempt, outgoing: Outgoing) -> None:
-    attempt.begin_sending()
-    if outgoing.stream is None:
-        attempt.hand_over()
+class _Sending:
+    """Called right before an attempt's first byte is written."""
+
+    __slots__ = ("_attempt", "_outgoing")
+
+    def __init__(self, attempt: Attempt, outgoing: Outgoing) -> None:
+        self._attempt, self._outgoing = attempt, outgoing
+
+    def __call__(self) -> None:
+        self._attempt.begin_sending()
+        if self._outgoing.stream is None:
+            self._attempt.hand_over()
+
+
+def _is_tried_again(exchange: Exchange, attempt: Attempt | None, error: BaseException) -> bool:
+    """Whether an attempt that came to nothing is made once more: withdrawn, or there was no worker for now."""
+    if isinstance(error, AttemptWithdrawn):
+        return attempt is not None
+    if isinstance(error, NoWorker):
+        return attempt is None and exchange.decision is not None and bool(exchange.decision.waits_for)
+    exchange.attempt_error = error
+    return False
 
 
 class _UntilHandedOver:

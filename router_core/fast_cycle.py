@@ -13,6 +13,7 @@ from router_core.errors import ClientLeft, Reject, RouterError
 from router_core.headers import RawHeaders
 from router_core.inbound import Room
 from router_core.protocol import Protocol
+from router_core.request_task import RequestTask
 from router_core.upload import FULL_S, Upload
 
 log = logging.getLogger("router_core")
@@ -87,7 +88,7 @@ class FastCycle:
         self._has_come: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_chunked = False
-        self.task: asyncio.Task[None] | None = None
+        self.task: RequestTask | None = None
         """What serves it, once it is its turn."""
 
     # -------------------------------------------------------------------------------------------------------- the body
@@ -260,8 +261,9 @@ class FastCycle:
             self._transport.close()
         self._connection.on_response_complete()
 
-    def served(self, task: asyncio.Task[None]) -> None:
+    def served(self, task: RequestTask) -> None:
         """Its exchange has ended, whatever came of it; without a whole answer the connection does, too."""
+        self.task = None
         self._connection.tasks.discard(task)
         if not self.response_complete:
             self._transport.close()

@@ -202,30 +202,32 @@ class Proxy:
                 answer, outcome = await self._failed(exchange, held.take(), answer)
             if exchange.is_interrupted or answer is None:
                 answer, outcome = await self._failed(exchange, None, answer)
-            return await self._deliver(exchange, plan, answer, outcome, delivery)
+            held = None
+            try:
+                self._stamp(exchange, plan, answer)
+                if plan.starts_responses and (telling := plan.response_start(exchange, answer)) is not None:
+                    await telling
+                if (sending := delivery.send(answer)) is not None:
+                    await sending
+            except BaseException as error:  # noqa: BLE001  # the same
+                held = _Held(error)
+            if held is None and not exchange.is_interrupted:
+                return outcome
+            return await self._undelivered(exchange, answer, outcome, held, delivery)
         except ClientLeft as error:
             return outcome_of(error)
 
-    async def _deliver(
-        self, exchange: Exchange, plan: Plan, answer: Answer, outcome: Outcome, delivery: Delivery
+    async def _undelivered(
+        self, exchange: Exchange, answer: Answer, outcome: Outcome, held: _Held | None, delivery: Delivery
     ) -> Outcome:
-        """Sends the answer; an error before the head has left is told in its place, a later one breaks the transfer."""
-        held = None
-        try:
-            self._stamp(exchange, plan, answer)
-            if plan.starts_responses and (telling := plan.response_start(exchange, answer)) is not None:
-                await telling
-            if (sending := delivery.send(answer)) is not None:
-                await sending
-        except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
-            held = _Held(error)
+        """An error before the head has left is told in the answer's place, a later one breaks the transfer."""
         if held is not None and not delivery.has_begun:
             answer, outcome = await self._failed(exchange, held.take(), answer)
             held = None
             try:
                 if (sending := delivery.send(answer)) is not None:
                     await sending
-            except BaseException as error:  # noqa: BLE001  # the same
+            except BaseException as error:  # noqa: BLE001  # raised again where it is none of ours
                 held = _Held(error)
         if held is not None or exchange.is_interrupted:
             return self._broken(exchange, await _cause(exchange, held.take() if held is not None else None))

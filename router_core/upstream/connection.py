@@ -18,6 +18,7 @@ import httptools
 from router_core.errors import RouterError, WorkerLost, WorkerProtocolError
 from router_core.headers import RawHeaders, end_to_end
 from router_core.outbox import Outbox
+from router_core.request_task import RUNNING, RequestTask
 from router_core.upstream.interface import Outgoing
 
 HIGH_WATER_BYTES: Final = 256 * 1024
@@ -81,7 +82,7 @@ class Connection(asyncio.Protocol):
     def start(self, request: Outgoing, on_write: Callable[[], None]) -> H1Answer:
         """Writes a request, or its head and then its body beside the reading of the answer.
 
-        ``on_write`` is called right before the first byte is; what it raises is raised by `H1Answer.wait_for_head`.
+        ``on_write`` is called right before the first byte is; what it raises is raised by `H1Answer.head`.
         """
         answer = self._answer = H1Answer(self, has_body=request.method != "HEAD")
         self._head_bytes = 0
@@ -129,10 +130,14 @@ class Connection(asyncio.Protocol):
         elif self.transport.is_closing():  # a new one that its worker has closed at once
             answer.lose(None)
             return
+        refusal: BaseException | None = None
         try:
             on_write()
         except BaseException as error:  # noqa: BLE001  # raised where the answer is waited for
-            answer.stop(error)
+            refusal = error
+        if refusal is not None:
+            answer.stop(refusal)  # not while it is handled: who waits may go on at once
+            refusal = None  # which holds this frame
             return
         answer.is_sent = True
         self.transport.write(unsent)
@@ -262,6 +267,7 @@ class H1Answer:
         "_ends_by_close",
         "_is_over",
         "_is_read",
+        "_sleeper",
         "_take_piece",
         "_upload",
         "_waiter",
@@ -301,6 +307,8 @@ class H1Answer:
         self._is_over = False
         self._take_piece: Callable[[bytes], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sleeper: RequestTask | None = None
+        """Whom the waiter wakes without a turn of the loop."""
         self._upload: asyncio.Task[None] | None = None
 
     # ----------------------------------------------------------------------------------------------------- the request
@@ -328,21 +336,23 @@ class H1Answer:
             self.wake()
 
     # ------------------------------------------------------------------------------------------------------ the answer
-    async def wait_for_head(self) -> bool:
-        """Waits for the final head; an upload that fails ends the wait. Raises WorkerLost, WorkerProtocolError.
+    def head(self) -> asyncio.Future[None] | None:
+        """What to wait for until the final head may be there, or an upload has failed; None: it is, or `is_unsent`.
 
-        False: the idle connection had ended, and nothing was written to it.
+        Raises WorkerLost, WorkerProtocolError, and what the upload failed with.
         """
-        while not self.has_head:
-            if self._is_over and not self.is_sent:  # what was written is never sent again
-                return False
-            if self.error is not None:
-                raise self.error
-            if self._upload is not None and self._upload.done() and (error := _failure(self._upload)) is not None:
-                raise error
-            self._waiter = self._connection.loop.create_future()
-            await self._waiter
-        return True
+        if self.has_head or self.is_unsent:
+            return None
+        if self.error is not None:
+            raise self.error
+        if self._upload is not None and self._upload.done() and (error := _failure(self._upload)) is not None:
+            raise error
+        return self._next()
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether the idle connection had ended, and nothing was written to it: that is never sent again."""
+        return self._is_over and not self.is_sent and not self.has_head
 
     async def read(self) -> bytes:
         """What has come of the body since the last call, ``b""`` once it is whole."""
@@ -353,9 +363,16 @@ class H1Answer:
                 return b""
             if self.error is not None:
                 raise self.error
-            self._waiter = self._connection.loop.create_future()
-            await self._waiter
+            await self._next()
         return self._take()
+
+    def _next(self) -> asyncio.Future[None]:
+        """Is done once something has come."""
+        waiter = self._waiter = self._connection.loop.create_future()
+        self._sleeper = task = RUNNING.task
+        if task is not None:
+            task.expect(waiter)
+        return waiter
 
     def pass_to(self, take: Callable[[bytes], bool]) -> None:
         self._take_piece = take
@@ -400,7 +417,7 @@ class H1Answer:
 
     def close(self) -> None:
         """Gives the connection up; it goes back to its pool if everything about this exchange was clean."""
-        self._take_piece = None  # which holds what holds this answer
+        self._take_piece = self._sleeper = None  # which hold what holds this answer
         if self._is_over:
             return
         self._is_over = True
@@ -442,6 +459,9 @@ class H1Answer:
         if take is None or not self._is_passed(take):
             self._waiter = None
             waiter.set_result(None)
+            sleeper, self._sleeper = self._sleeper, None
+            if sleeper is not None:
+                sleeper.go_on(waiter)
 
     def lose(self, error: Exception | None) -> None:
         """The connection is gone: the end of a body that ends so, else a loss."""

@@ -43,7 +43,9 @@ class H1Upstream:
                 connection = await pool.open(self._connect_timeout_s, self._max_field_bytes)
             answer = connection.start(request, on_write)
             try:
-                if await answer.wait_for_head():
+                while (waits_for := answer.head()) is not None:
+                    await waits_for
+                if not answer.is_unsent:
                     return answer
             except BaseException:
                 answer.close()  # with what writes the request's body
@@ -86,7 +88,7 @@ class Pool:
         self._idle: deque[Connection] = deque()
 
     def take(self) -> Connection | None:
-        """An idle connection; its worker may have closed it meanwhile (`H1Answer.wait_for_head`)."""
+        """An idle connection; its worker may have closed it meanwhile (`H1Answer.is_unsent`)."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_lost:
