@@ -15,7 +15,7 @@ from router_core.asgi import Front, passes_on
 from router_core.fast_cycle import FastCycle
 from router_core.outbox import Outbox
 from router_core.protocol import Protocol
-from router_core.request_task import RequestTask
+from router_core.request_task import Lane, RequestTask
 
 _HASH: Final = 0x23  # a number is found in bytes at a tenth of the cost
 
@@ -23,19 +23,12 @@ _HASH: Final = 0x23  # a number is found in bytes at a tenth of the cost
 class FastProtocol(Protocol):
     """One client's connection."""
 
-    def __init__(self, front: Front, outbox: Outbox, **uvicorn: Any) -> None:
+    def __init__(self, front: Front, lane: Lane, outbox: Outbox, **uvicorn: Any) -> None:
         super().__init__(outbox, **uvicorn)
         self._front = front
+        self._lane = lane
         self._idle_since = 0.0
         self._context = contextvars.copy_context()
-        self._begins: RequestTask | None = None
-        """The request whose turn it is, while what came with its head is parsed."""
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if (task := self._begins) is not None:
-            self._begins = None
-            task.begin()
 
     # ------------------------------------------------------------------------------------------------- httptools' calls
     def on_message_begin(self) -> None:
@@ -61,7 +54,7 @@ class FastProtocol(Protocol):
         former, cycle = self.cycle, FastCycle(self, turn[0], query, turn[1])
         self.cycle = cycle
         if former is None or former.response_complete:
-            self._begins = self._task(cycle)
+            self._serve(cycle)
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))  # it has what uvicorn asks of a cycle
@@ -90,14 +83,14 @@ class FastProtocol(Protocol):
             self.cycle.take_end()
 
     # ---------------------------------------------------------------------------------------------------- its exchanges
-    def _task(self, cycle: FastCycle) -> RequestTask:
+    def _serve(self, cycle: FastCycle) -> None:
         self._serving = cycle
         work = self._front.proxy.serve(cycle, cycle.session_id)
         if self.flow.write_paused:
             work = self._when_read(work)
-        task = cycle.task = RequestTask(work, self.loop, self._context.copy(), cycle.served)
+        task = cycle.task = RequestTask(work, self.loop, self._lane, self._context.copy(), cycle.served)
         self.tasks.add(task)
-        return task
+        task.begin()
 
     async def _when_read(self, work: Coroutine[Any, Any, None]) -> None:
         """Who does not read the answers to earlier requests waits with the next one."""
@@ -122,7 +115,7 @@ class FastProtocol(Protocol):
         cycle: Any
         cycle, app = self.pipeline.pop()
         if isinstance(cycle, FastCycle):
-            self.loop.call_soon(self._task(cycle).begin)
+            self._serve(cycle)
         else:
             self._start_asgi_task(cycle, app)
 

@@ -31,6 +31,7 @@ from router_core.file_limit import grow_file_table, raise_file_limit
 from router_core.garbage import Collector
 from router_core.outbox import Outbox
 from router_core.protocol import Protocol
+from router_core.request_task import Lane
 from router_core.settings import RouterSettings
 
 log = logging.getLogger("router_core")
@@ -120,7 +121,7 @@ class Server(uvicorn.Server):
         self._application = application
         self._listeners = listeners
         outbox = Outbox()
-        protocol = partial(FastProtocol, application.front) if application.is_fast else Protocol
+        protocol = partial(FastProtocol, application.front, Lane()) if application.is_fast else Protocol
         application.access.opened(listeners.data, listeners.admin)
         super().__init__(
             uvicorn.Config(

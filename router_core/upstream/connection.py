@@ -130,14 +130,10 @@ class Connection(asyncio.Protocol):
         elif self.transport.is_closing():  # a new one that its worker has closed at once
             answer.lose(None)
             return
-        refusal: BaseException | None = None
         try:
             on_write()
         except BaseException as error:  # noqa: BLE001  # raised where the answer is waited for
-            refusal = error
-        if refusal is not None:
-            answer.stop(refusal)  # not while it is handled: who waits may go on at once
-            refusal = None  # which holds this frame
+            answer.stop(error)
             return
         answer.is_sent = True
         self.transport.write(unsent)
