@@ -86,6 +86,14 @@ def test_leading_white_space_hides_no_object() -> None:
     assert set_top_level_key(b" " * 1000 + b"{}" + b"\n" * 1000, "a", b"1").strip() == b'{"a": 1}'
 
 
+@pytest.mark.parametrize("value", ["[[[]]]", "[[[1]], 2]", '{"text": [[]]}', '{"a": {"b": {"c": [{}]}}}', '[[["]"]]]'])
+@pytest.mark.parametrize("times", [1, 3, 999, 1000, 1001, 2500])
+def test_values_in_values_are_passed_over(value: str, times: int) -> None:
+    """Python before 3.11.5 does not go back in a possessive pattern that fails half way."""
+    nested = "[" + ", ".join([value] * times) + "]"
+    assert set_top_level_key(b'{"text": %b, "b": 1}' % nested.encode(), "text", b"0") == b'{"text": 0, "b": 1}'
+
+
 @pytest.mark.parametrize("piece", [b'\\"', b'"', b"{", b"[", b'"{', b"\\"])
 def test_a_malformed_body_costs_linear_time(piece: bytes) -> None:
     """Quadratic time would not end before the suite's timeout."""
