@@ -258,7 +258,8 @@ class Application:
         old, self.generation = self.generation, fresh
         with contextlib.suppress(PluginError):  # it is logged; the old generation would serve no better
             fresh.outside.take_over(old.outside.hand_over())
-        self.proxy.serving, self.front.routes = fresh.serving, fresh.routes
+        self.proxy.serving = fresh.serving
+        self.front.replace_routes(fresh.routes)
         self.router.warming = fresh.router.warming
         self._tasks.spawn(self._run_out(old), name=f"generation {old.number} runs out")
         unchanged = fresh.unchanged(self.config.router)

@@ -17,6 +17,8 @@ from router_core.types import Answer
 
 log = logging.getLogger("router_core")
 
+KEPT_PATHS: Final = 4096
+KEPT_PATH_BYTES: Final = 256
 _PERCENT: Final = 0x25  # a number is found in bytes at a tenth of the cost
 
 Scope = MutableMapping[str, Any]
@@ -75,16 +77,34 @@ class Front:
         self.proxy = proxy
         self.routes = routes
         self.access = access
+        self._turns: dict[bytes, tuple[bytes, str | None] | None] = {}
+        """What `turn` gives for paths that came before."""
         self.is_ours: Callable[[str | None, RawHeaders], bool] | None = None
         """Whether a proxied request is this process's own, by the session of its path and its fields; None: all are."""
         self._start = start
         self._stop = stop
 
+    def replace_routes(self, routes: Routes) -> None:
+        self.routes = routes
+        self._turns = {}
+
+    def turn(self, raw_path: bytes) -> tuple[bytes, str | None] | None:
+        """Path at the worker and session id of a request that is proxied; None where it belongs to our routes."""
+        turns = self._turns
+        if raw_path in turns:
+            return turns[raw_path]
+        turn = passes_on(self.routes, raw_path)
+        if len(raw_path) <= KEPT_PATH_BYTES:
+            if len(turns) >= KEPT_PATHS:
+                turns.clear()
+            turns[raw_path] = turn
+        return turn
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             routes = self.routes
             raw: bytes = scope["raw_path"]
-            if (turn := passes_on(routes, raw)) is not None:
+            if (turn := self.turn(raw)) is not None:
                 path, session_id = turn
                 await self.proxy.serve(AsgiInbound(scope, receive, send, path), session_id)
             else:

@@ -9,6 +9,7 @@ from typing import Any
 from router_core.deadline import within
 from router_core.errors import ClientLeft, RouterError
 from router_core.headers import RawHeaders
+from router_core.inbound import Inbound
 from router_core.upload import FULL_S, Upload
 
 Scope = MutableMapping[str, Any]
@@ -49,7 +50,7 @@ class Broken:
         self.is_broken = False
 
 
-class AsgiInbound:
+class AsgiInbound(Inbound):
     """`Inbound` over an ASGI scope.
 
     It reads on while nobody takes the body, because a server stops reading a socket whose bytes pile up, and would

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import httptools
 
-from router_core.asgi import Front, passes_on
+from router_core.asgi import Front
 from router_core.fast_cycle import FastCycle
+from router_core.headers import lower_name
 from router_core.outbox import Outbox
 from router_core.protocol import Protocol
 from router_core.request_task import Lane, RequestTask
@@ -38,7 +39,7 @@ class FastProtocol(Protocol):
         self._is_amid_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
+        name = lower_name(name)
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
@@ -47,7 +48,7 @@ class FastProtocol(Protocol):
         self._is_amid_head = False
         path, query = _split(self.url)
         front = self._front
-        turn = passes_on(front.routes, path)
+        turn = front.turn(path)
         if turn is None or (front.is_ours is not None and not front.is_ours(turn[1], self.headers)):
             self._to_the_app()
             return
@@ -102,7 +103,6 @@ class FastProtocol(Protocol):
         await work
 
     def on_response_complete(self) -> None:
-        self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
         if self.flow.read_paused:

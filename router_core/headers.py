@@ -29,6 +29,21 @@ HOP_BY_HOP: Final = frozenset(
 )
 SERVER: Final = b"router-core"
 
+_USUAL: Final = (
+    *sorted(HOP_BY_HOP),
+    *(b"accept", b"accept-encoding", b"accept-language", b"authorization", b"cache-control", b"content-encoding"),
+    *(b"content-length", b"content-type", b"cookie", b"date", b"expect", b"host", b"server", b"set-cookie"),
+    *(b"user-agent", b"vary", b"x-api-key", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"),
+    *(b"x-request-id", b"x-router-worker", b"x-session-id"),
+)
+_IN_LOWER_CASE: Final = {spelling: name for name in _USUAL for spelling in (name, name.title())}
+
+
+def lower_name(name: bytes) -> bytes:
+    """A name as it travels. Of a usual one it is always the same object, which is found in a set by its known hash."""
+    usual = _IN_LOWER_CASE.get(name)
+    return name.lower() if usual is None else usual
+
 
 _BREAKS_NAME, _BREAKS_VALUE = re.compile(r"[ \t\r\n:]"), re.compile(r"[\r\n\0]")
 
@@ -130,12 +145,12 @@ _VALUE_FAULTS: Final = bytes(code == 0x7F or (code < 0x20 and code != 9) for cod
 def is_fit_to_send(raw: RawHeaders) -> bool:
     """Whether every name is a token and no value holds a control character (RFC 9110, section 5)."""
     names = [name for name, _ in raw]
-    return b"" not in names and _are_fit(b"".join(names), raw)
-
-
-def _are_fit(names: bytes, raw: RawHeaders) -> bool:
     values = b"".join([value for _, value in raw])
-    return _UNFIT not in names.translate(_NAME_FAULTS) and _UNFIT not in values.translate(_VALUE_FAULTS)
+    return (
+        b"" not in names
+        and _UNFIT not in b"".join(names).translate(_NAME_FAULTS)
+        and _UNFIT not in values.translate(_VALUE_FAULTS)
+    )
 
 
 def content_length(raw: Iterable[tuple[bytes, bytes]]) -> int | None:
@@ -159,7 +174,19 @@ def http_date() -> bytes:
     return _date[1]
 
 
-_LOOKED_AT: Final = HOP_BY_HOP | {b"date", b"server", b"content-length"}
+_PASSES: Final = 0
+_DROPPED: Final = 1
+_DATE: Final = 2
+_SERVER: Final = 3
+_LENGTH: Final = 4
+_ROLES: Final = {
+    **dict.fromkeys(_USUAL, _PASSES),
+    **dict.fromkeys(HOP_BY_HOP, _DROPPED),
+    b"date": _DATE,
+    b"server": _SERVER,
+    b"content-length": _LENGTH,
+}
+"""What becomes of an answer's field, by its name; names that are not here are looked at."""
 
 
 def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeaders, int | None]:
@@ -168,40 +195,43 @@ def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeader
     Lower-case, no hop-by-hop one, exactly one Date and one Server: the first that came, else ours. Raises ValueError
     for fields that no server could send.
     """
-    list_of_names = [name for name, _ in raw]
-    names = b"".join(list_of_names)
-    if b"" in list_of_names or not _are_fit(names, raw):
+    if _UNFIT in b"".join([value for _, value in raw]).translate(_VALUE_FAULTS):
         raise ValueError("no header fields")
     fields: RawHeaders = []
     length: int | None = None
     has_date = has_server = False
-    if names != names.lower():
-        raw = [(name.lower(), value) for name, value in raw]
     for pair in raw:
-        name, value = pair
-        if name in _LOOKED_AT:
-            if name == b"date":
-                if has_date:
-                    continue
-                has_date = True
-            elif name == b"server":
-                if has_server:
-                    continue
-                has_server = True
-            elif name == b"content-length":
-                if not may_have_length:
-                    continue  # it would be that of another answer's body
-                if length is not None or not value.isdigit():
-                    raise ValueError("no content length")
-                length = int(value)
-            else:
-                continue
-        fields.append(pair)
+        role = _ROLES.get(pair[0])
+        if role is None:
+            pair = (_checked_name(pair[0]), pair[1])
+            role = _ROLES.get(pair[0], _PASSES)
+        if role == _PASSES:
+            fields.append(pair)
+        elif role == _DATE:
+            if not has_date:
+                fields.append(pair)
+            has_date = True
+        elif role == _SERVER:
+            if not has_server:
+                fields.append(pair)
+            has_server = True
+        elif role == _LENGTH and may_have_length:  # else it would be that of another answer's body
+            value = pair[1]
+            if length is not None or not value.isdigit():
+                raise ValueError("no content length")
+            length = int(value)
+            fields.append(pair)
     if not has_date:
         fields.append((b"date", http_date()))
     if not has_server:
         fields.append((b"server", SERVER))
     return fields, length
+
+
+def _checked_name(name: bytes) -> bytes:
+    if not name or _UNFIT in name.translate(_NAME_FAULTS):
+        raise ValueError("no header fields")
+    return name.lower()
 
 
 def one_date_and_server(raw: RawHeaders) -> RawHeaders:

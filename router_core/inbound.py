@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from router_core.errors import RouterError
 from router_core.headers import RawHeaders
@@ -13,11 +12,14 @@ Room = Awaitable[None] | None
 """None, or what to await until the client has room for more."""
 
 
-class Inbound(Protocol):
-    """One request, and the way back to its client.
+class Inbound:
+    """One request, and the way back to its client; each front has its own.
 
-    An answer goes out by `whole`, or by `begin`, any number of `write` and `end`.
+    An answer goes out by `whole`, or by `begin`, any number of `write` and `end`. (A base and no protocol: compiled,
+    what is asked of a protocol is looked up by its name.)
     """
+
+    __slots__ = ("client_host", "headers", "http_version", "method", "path", "query", "scheme")
 
     method: str
     path: bytes
@@ -35,27 +37,36 @@ class Inbound(Protocol):
         What it gives is awaited until the first piece is there, which is the whole of most bodies; None: it is.
         Raises ClientLeft, Reject, at once or awaited.
         """
+        raise NotImplementedError
 
     def cancel(self) -> None:
         """Cancels the task that serves it."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """The exchange is over: nobody is to be told any more."""
+        raise NotImplementedError
 
     def whole(self, status: int, fields: RawHeaders, body: bytes) -> Room:
         """A whole answer; ``fields`` tell the length of its body, unless it can have none."""
+        raise NotImplementedError
 
     def begin(self, status: int, fields: RawHeaders, *, is_chunked: bool) -> Room:
         """The head of one whose body comes piece by piece. ``is_chunked``: it has a body, and no length."""
+        raise NotImplementedError
 
     def write(self, chunk: bytes) -> Room:
         """A piece of its body."""
+        raise NotImplementedError
 
     def write_now(self, chunk: bytes) -> bool:
         """The same from whoever cannot await; False: not now, and nothing was written."""
+        raise NotImplementedError
 
     def end(self) -> Room:
         """It is whole."""
+        raise NotImplementedError
 
     def break_off(self) -> None:
         """The answer broke after its head had left: the client must see that no end came."""
+        raise NotImplementedError

@@ -130,9 +130,7 @@ class Plan:
 
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores:
         """The weighted sum of all scores; every one of ``workers`` has a value."""
-        total: dict[Worker, float] = {}
-        for worker in workers:
-            total[worker] = 0.0
+        total: dict[Worker, float] = dict.fromkeys(workers, 0.0)
         for plugin, call, weight in self._score:
             try:
                 scores = call(exchange, workers)
@@ -142,12 +140,8 @@ class Plan:
                 continue
             if not isinstance(scores, dict) and isinstance(scores, Mapping):
                 scores = dict(scores)  # whose items are the quickest to go through
-            if (fault := _score_fault(scores, total)) is not None:
-                refuse(plugin, "score_workers", fault)
-                continue
-            shares: dict[Worker, float] = scores
-            for worker, share in shares.items():
-                total[worker] += weight * share
+            if not _add_scores(total, scores, weight):
+                refuse(plugin, "score_workers", _score_fault(scores, total))
         return total
 
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
@@ -330,19 +324,32 @@ class Plan:
                 plugin.failed("response_end", error)
 
 
-def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str | None:
+def _add_scores(total: dict[Worker, float], scores: object, weight: float) -> bool:
+    """Adds what a plugin answered, weighted; nothing of it where one is no share of a worker that it was given."""
     if not isinstance(scores, dict):
-        return f"answered {scores!r}, not worker -> score"
+        return False
+    sums: dict[Worker, float] = {}
     for worker, score in scores.items():
-        if type(worker) is Worker and worker in workers and type(score) is float:
-            share: float = score
-            if 0.0 <= share <= 1.0:
-                continue
-        if not isinstance(worker, Worker) or worker not in workers:
-            return f"scored {worker!r}, which it was not given"
-        if not _is_share(score):
-            return f"scored {worker.url} {score!r}, not a number in [0, 1]"
-    return None
+        if not isinstance(worker, Worker) or (so_far := total.get(worker)) is None:
+            return False
+        if type(score) is not float and not _is_share(score):
+            return False
+        share: float = score
+        if not 0.0 <= share <= 1.0:
+            return False
+        sums[worker] = so_far + weight * share
+    total.update(sums)
+    return True
+
+
+def _score_fault(scores: object, workers: Mapping[Worker, float]) -> str:
+    if isinstance(scores, dict):
+        for worker, score in scores.items():
+            if not isinstance(worker, Worker) or worker not in workers:
+                return f"scored {worker!r}, which it was not given"
+            if not _is_share(score):
+                return f"scored {worker.url} {score!r}, not a number in [0, 1]"
+    return f"answered {scores!r}, not worker -> score"
 
 
 def _is_share(score: object) -> bool:

@@ -9,9 +9,6 @@ from typing import Any
 from router_core.hookspecs import ASYNC, CallNext
 from router_core.types import Answer, Exchange
 
-SAMPLE = 64
-"""The first so many exchanges are timed, then one of so many: to look at the clock costs more than most hooks."""
-
 
 class HookTime:
     """What one hook of one plugin has cost: wall time, without what it awaited of the inner onion."""
@@ -36,17 +33,9 @@ class HookTimes:
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         self._now = now
         self._times: dict[tuple[str, str], HookTime] = {}
-        self._exchanges = 0
 
     def __iter__(self) -> Iterator[HookTime]:
         return iter(list(self._times.values()))
-
-    def stands_for(self) -> int:
-        """Of the next exchange: how many it is timed for, 0 for none."""
-        self._exchanges += 1
-        if self._exchanges <= SAMPLE:
-            return 1
-        return 0 if self._exchanges % SAMPLE else SAMPLE
 
     def timed(self, plugin: str, hook: str, call: Callable[..., Any], stands_for: int = 1) -> Callable[..., Any]:
         """The same implementation with its time taken."""

@@ -19,8 +19,9 @@ import router_core
 ROOT = Path(__file__).parents[2]
 
 LAYERS = (
-    "build errors headers lookup outbox sse splice scan clock deadline tasks urls settings in_use file_limit garbage",
-    "types strip bodies request_head request_task upload upstream config",
+    "build errors headers lookup outbox sse splice scan clock deadline tasks request_task urls settings in_use",
+    "file_limit garbage",
+    "types strip bodies request_head upload upstream config",
     "hookspecs control dp_rank failures holds inbound sessions workers",
     "loaded_plugin worker_updates debug asgi_inbound compiled_hooks",
     "timing begun_hooks",
