@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from router_core.clock import Clock
 from router_core.dp_rank import hand_over_rank
@@ -33,7 +32,7 @@ class Attempts:
         self._workers = workers
         self._upstream = upstream
         self._holds = holds
-        self._clock = clock
+        self._now = clock.now
         self._hold_for_starting = hold_for_starting
 
     async def make(self, exchange: Exchange, plan: Plan) -> Answer:
@@ -72,7 +71,7 @@ class Attempts:
     def _begin(self, exchange: Exchange, plan: Plan) -> Attempt:
         """Chooses and counts, with no await between. Raises NoWorker."""
         worker = select_worker(exchange, plan, self._workers, hold_for_starting=self._hold_for_starting)
-        attempt = Attempt(worker, exchange.request.fork(), self._clock.now())
+        attempt = Attempt(worker, exchange.request.fork(), self._now())
         self._workers.count(attempt)
         attempt.on_end(_Stopping(_running_task()))
         exchange.attempts.append(attempt)
@@ -83,16 +82,16 @@ class Attempts:
         attempt.on_end(incoming.close)
         if attempt.outcome is not None:  # the exchange ended in this moment
             attempt.close()
-        attempt.status = incoming.status
-        attempt.first_byte_at = attempt.worker.last_byte_at = self._clock.now()
-        return Answer(incoming.status, Headers(incoming.headers), chunks=Relay(self, attempt, incoming))
+        attempt.status = status = incoming.status
+        attempt.first_byte_at = attempt.worker.last_byte_at = self._now()
+        return Answer(status, Headers(incoming.headers), chunks=Relay(self, attempt, incoming))
 
     def end(self, attempt: Attempt, outcome: Outcome, error: BaseException | None = None) -> None:
         """Releases the worker's inflight count and connection; only the first call counts."""
         if attempt.outcome is not None:
             return
         attempt.outcome, attempt.error = outcome, error
-        attempt.ended_at = self._clock.now()
+        attempt.ended_at = self._now()
         self._workers.release(attempt)
         attempt.close()
         attempt.hand_over()
@@ -107,7 +106,7 @@ class Attempts:
 
     def touch(self, attempt: Attempt) -> None:
         """A byte came from the worker."""
-        attempt.worker.last_byte_at = self._clock.now()
+        attempt.worker.last_byte_at = self._now()
 
 
 class Relay:
@@ -168,15 +167,21 @@ class Relay:
         self._attempts.end(self._attempt, given_up(self._attempt))
 
 
-@lru_cache(maxsize=1024)
-def passed(status: int, code: str | None = None) -> Outcome:
-    """The end of what passed with this status."""
+def _passed(status: int, code: str | None = None) -> Outcome:
     return Outcome(OutcomeKind.WORKER_ERROR if status >= 500 else OutcomeKind.OK, status, code)
+
+
+_PASSED: Final = {status: _passed(status) for status in range(100, 600)}
+
+
+def passed(status: int) -> Outcome:
+    """The end of what passed with this status."""
+    return _PASSED.get(status) or _passed(status)
 
 
 def given_up(attempt: Attempt) -> Outcome:
     """The end of an attempt whose answer nobody took to its end: no fault of its worker."""
-    return outcome_of(asyncio.CancelledError()) if attempt.status is None else passed(attempt.status, "given_up")
+    return outcome_of(asyncio.CancelledError()) if attempt.status is None else _passed(attempt.status, "given_up")
 
 
 def _running_task() -> Any:

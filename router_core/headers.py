@@ -203,8 +203,9 @@ def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeader
     for pair in raw:
         role = _ROLES.get(pair[0])
         if role is None:
-            pair = (_checked_name(pair[0]), pair[1])
-            role = _ROLES.get(pair[0], _PASSES)
+            name = _FIT_NAMES.get(pair[0]) or _checked_name(pair[0])
+            pair = (name, pair[1])
+            role = _ROLES.get(name, _PASSES)
         if role == _PASSES:
             fields.append(pair)
         elif role == _DATE:
@@ -228,10 +229,17 @@ def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeader
     return fields, length
 
 
+_FIT_NAMES: Final[dict[bytes, bytes]] = {}
+"""Names that were checked, by each spelling, in lower case: a few come again and again."""
+
+
 def _checked_name(name: bytes) -> bytes:
     if not name or _UNFIT in name.translate(_NAME_FAULTS):
         raise ValueError("no header fields")
-    return name.lower()
+    lower = name.lower()
+    if len(_FIT_NAMES) < 1024 and len(name) <= 64:
+        _FIT_NAMES[bytes(name)] = lower
+    return lower
 
 
 def one_date_and_server(raw: RawHeaders) -> RawHeaders:

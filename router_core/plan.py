@@ -130,7 +130,7 @@ class Plan:
 
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores:
         """The weighted sum of all scores; every one of ``workers`` has a value."""
-        total: dict[Worker, float] = dict.fromkeys(workers, 0.0)
+        total: dict[Worker, float] | None = None
         for plugin, call, weight in self._score:
             try:
                 scores = call(exchange, workers)
@@ -140,9 +140,14 @@ class Plan:
                 continue
             if not isinstance(scores, dict) and isinstance(scores, Mapping):
                 scores = dict(scores)  # whose items are the quickest to go through
+            if total is None:
+                if weight == 1.0 and (whole := _whole_scores(scores, workers)) is not None:
+                    total = whole
+                    continue
+                total = dict.fromkeys(workers, 0.0)
             if not _add_scores(total, scores, weight):
                 refuse(plugin, "score_workers", _score_fault(scores, total))
-        return total
+        return dict.fromkeys(workers, 0.0) if total is None else total
 
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
         scores = MappingProxyType(scores)  # the core still needs them
@@ -322,6 +327,23 @@ class Plan:
                 call(exchange, outcome)
             except FAULTS as error:  # nothing depends on an observer
                 plugin.failed("response_end", error)
+
+
+def _whole_scores(scores: object, workers: Sequence[Worker]) -> dict[Worker, float] | None:
+    """The first scores of a selection, copied, where they are simply one for each worker: nothing to add them to."""
+    if type(scores) is not dict or len(scores) != len(workers):
+        return None
+    for key in scores:
+        if not isinstance(key, Worker):
+            return None
+    for worker in workers:
+        score = scores.get(worker)
+        if type(score) is not float:
+            return None
+        share: float = score
+        if not 0.0 <= share <= 1.0:
+            return None
+    return scores.copy()
 
 
 def _add_scores(total: dict[Worker, float], scores: object, weight: float) -> bool:

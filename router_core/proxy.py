@@ -6,7 +6,6 @@ import asyncio
 import logging
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from router_core import debug
@@ -37,13 +36,13 @@ log = logging.getLogger("router_core")
 UNKNOWN: Final = Outcome(OutcomeKind.FAILED, 500, "internal_error")
 
 
-@dataclass(frozen=True, slots=True)
 class Serving:
     """What a new exchange is served by, to its end: the plans, and who holds the work it starts."""
 
-    plans: Plans
-    tasks: Tasks
-    in_use: InUse
+    __slots__ = ("in_use", "plans", "tasks")
+
+    def __init__(self, plans: Plans, tasks: Tasks, in_use: InUse) -> None:
+        self.plans, self.tasks, self.in_use = plans, tasks, in_use
 
 
 class Proxy:
@@ -71,7 +70,7 @@ class Proxy:
         self._sessions = sessions
         self._session_headers = SessionHeaders(settings.session_headers)
         self._attempts = Attempts(workers, upstream, holds, clock, hold_for_starting=settings.hold_for_starting_workers)
-        self._clock = clock
+        self._now = clock.now
         self._prefix = uuid.uuid4().hex[:8] + "-"
         self._serial = 0
         self.running: set[Exchange] = set()
@@ -89,7 +88,7 @@ class Proxy:
         )
         request = Request(inbound.method, inbound.path, inbound.query, Headers(head.fields), upload)
         self._serial += 1
-        exchange = Exchange(self._prefix + hex(self._serial)[2:], request, started_at=self._clock.now())
+        exchange = Exchange(self._prefix + hex(self._serial)[2:], request, started_at=self._now())
         exchange.client_host = inbound.client_host
         exchange.switches = (head.profile, head.plugins)
         plan, refusal = serving.plans.nothing, None
@@ -182,6 +181,7 @@ class Proxy:
             try:
                 if (opening := inbound.open(upload, exchange.interrupt)) is not None:
                     await opening
+                exchange.request.arrived = upload.whole
                 if (identity := plan.identify(exchange)) is not None:
                     exchange.identity = identity
                 if plan.starts_requests:
@@ -253,7 +253,7 @@ class Proxy:
         if exchange.worker is not None and answer.error_code is None:
             answer.headers.set_raw(b"x-router-worker", exchange.worker.url.encode())
         if exchange.is_debugged:
-            debug.show(exchange, answer, plan.names, self._clock.now())
+            debug.show(exchange, answer, plan.names, self._now())
 
     # -------------------------------------------------------------------------------------------------------- ending
     async def _end_amid(self, exchange: Exchange, plan: Plan, outcome: Outcome, delivery: Delivery) -> None:
@@ -270,7 +270,7 @@ class Proxy:
             held = _Held(error)
         if work is not None:
             work.cancel()
-        exchange.ended_at = self._clock.now()
+        exchange.ended_at = self._now()
         self._attempts.end_all(exchange, outcome)
         try:
             await self._let_go(exchange, delivery)
@@ -291,7 +291,7 @@ class Proxy:
     def _end(self, exchange: Exchange, plan: Plan, outcome: Outcome) -> None:
         """Attempts first, then the session, then the observers."""
         if exchange.ended_at is None:
-            exchange.ended_at = self._clock.now()
+            exchange.ended_at = self._now()
         self._attempts.end_all(exchange, outcome)
         if exchange.session is not None:
             self._sessions.leave(exchange.session, exchange)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Final
 
@@ -102,7 +103,7 @@ class RequestTask(asyncio.BaseProtocol):
         """Runs it to its next wait; ``error`` is raised where it waits now."""
         if self._must_cancel:
             self._must_cancel = False
-            if not isinstance(error, asyncio.CancelledError):
+            if not isinstance(error, CancelledError):
                 error = self._cancellation()
         self._fut_waiter = self._told_of = None
         ENTER(self._loop, self)
@@ -162,7 +163,7 @@ class RequestTask(asyncio.BaseProtocol):
 
     def _end(self, failure: BaseException | None) -> None:
         self._is_done = True
-        self._is_cancelled = isinstance(failure, asyncio.CancelledError)
+        self._is_cancelled = isinstance(failure, CancelledError)
         self._error = failure
         on_end, self._on_end = self._on_end, None
         callbacks, self._callbacks = self._callbacks, []
@@ -192,9 +193,9 @@ class RequestTask(asyncio.BaseProtocol):
             self._loop.call_soon(self._is_set, future)
         return True
 
-    def _cancellation(self) -> asyncio.CancelledError:
+    def _cancellation(self) -> CancelledError:
         message, self._cancel_message = self._cancel_message, None
-        return asyncio.CancelledError() if message is None else asyncio.CancelledError(message)
+        return CancelledError() if message is None else CancelledError(message)
 
     def cancelling(self) -> int:
         return self._cancellations
@@ -217,7 +218,7 @@ class RequestTask(asyncio.BaseProtocol):
         if not self._is_done:
             raise asyncio.InvalidStateError("the request has not ended")
         if self._is_cancelled:
-            raise asyncio.CancelledError
+            raise CancelledError
         return self._error
 
     def result(self) -> None:

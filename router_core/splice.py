@@ -10,12 +10,10 @@ import re
 _TEXT = rb'"(?:[^"\\]++|\\.)*+"?'
 _STRING = re.compile(_TEXT, re.DOTALL)
 _FLAT = rb'(?:[^"{}\[\]]++|%b)*+' % _TEXT
-_BRACKET = re.compile(
-    rb"(?:[^\"{}\[\]]++|%b|\{%b\}|\[%b\]){0,1000}([{}\[\]])" % (_TEXT, _FLAT, _FLAT), re.DOTALL
-)
-"""The next bracket that is no part of a text, or of some objects or arrays without another one in them: those are skipped.
+_BRACKET = re.compile(rb"(?:[^\"{}\[\]]++|%b|\{%b\}|\[%b\]){0,1000}([{}\[\]])" % (_TEXT, _FLAT, _FLAT), re.DOTALL)
+"""The next bracket that is no part of a text, or of objects and arrays without another one in them: those are skipped.
 
-Not possessive: an object that turns out not to be flat has failed half way, and until 3.11.5 Python did not go back then.
+Not possessive: what turns out not to be flat has failed half way, and until 3.11.5 Python did not go back then.
 """
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _LITERAL = re.compile(rb"[^,}\]\s]++")

@@ -44,7 +44,7 @@ class BodySource(Protocol):
 class Request:
     """A request on its way to a worker. What is not changed here arrives byte for byte as the client sent it."""
 
-    __slots__ = ("_body", "_body_parsed", "_edits", "_json", "_source", "headers", "method", "path", "query")
+    __slots__ = ("_body", "_body_parsed", "_edits", "_json", "_source", "arrived", "headers", "method", "path", "query")
 
     def __init__(self, method: str, path: bytes, query: bytes, headers: Headers, source: BodySource) -> None:
         self.method = method
@@ -55,6 +55,8 @@ class Request:
         self.headers = headers
         """The client's end-to-end fields; what is changed here reaches the worker."""
         self._source = source
+        self.arrived: bytes | None = None
+        """For the core: the client's body, where all of it was here when the hooks began."""
         self._body: bytes | None = None
         self._edits: list[tuple[str, bytes | None]] = []  # None: the key goes
         self._json: Any = None
@@ -143,12 +145,14 @@ class Request:
         """The body as it would be sent, if it is in memory already."""
         if self._body is not None:
             return self._body
-        return None if self._edits else self._source.whole
+        if self._edits:
+            return None
+        return self._source.whole if self.arrived is None else self.arrived
 
     def fork(self) -> Request:
         """A copy for one attempt: changing it leaves this one alone. Bodies are shared, not copied."""
         copy = Request(self.method, self.path, self.query, self.headers.copy(), self._source)
-        copy._body, copy._edits = self._body, list(self._edits)
+        copy._body, copy._edits, copy.arrived = self._body, list(self._edits), self.arrived
         copy._json, copy._body_parsed = self._json, self._body_parsed  # to one who forgets it when it is sent
         self.forget_json()
         return copy
