@@ -128,7 +128,7 @@ class Plan:
             workers = kept
         return tuple(workers), out
 
-    def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> Scores:
+    def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> dict[Worker, float]:
         """The weighted sum of all scores; every one of ``workers`` has a value."""
         total: dict[Worker, float] | None = None
         for plugin, call, weight in self._score:
@@ -333,17 +333,17 @@ def _whole_scores(scores: object, workers: Sequence[Worker]) -> dict[Worker, flo
     """The first scores of a selection, copied, where they are simply one for each worker: nothing to add them to."""
     if type(scores) is not dict or len(scores) != len(workers):
         return None
-    for key in scores:
-        if not isinstance(key, Worker):
-            return None
-    for worker in workers:
-        score = scores.get(worker)
-        if type(score) is not float:
+    shares: dict[Any, Any] = scores
+    for worker, score in shares.items():
+        if not isinstance(worker, Worker) or type(score) is not float:
             return None
         share: float = score
         if not 0.0 <= share <= 1.0:
             return None
-    return scores.copy()
+    for worker in workers:
+        if worker not in shares:
+            return None
+    return shares.copy()
 
 
 def _add_scores(total: dict[Worker, float], scores: object, weight: float) -> bool:

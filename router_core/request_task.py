@@ -163,16 +163,18 @@ class RequestTask(asyncio.BaseProtocol):
 
     def _end(self, failure: BaseException | None) -> None:
         self._is_done = True
-        self._is_cancelled = isinstance(failure, CancelledError)
-        self._error = failure
+        if failure is not None:
+            self._is_cancelled = isinstance(failure, CancelledError)
+            self._error = failure
+            if isinstance(failure, KeyboardInterrupt):
+                self._loop.call_soon(_interrupt)
         on_end, self._on_end = self._on_end, None
-        callbacks, self._callbacks = self._callbacks, []
-        for callback, context in callbacks:
-            self._loop.call_soon(callback, self, context=context)
+        if self._callbacks:
+            callbacks, self._callbacks = self._callbacks, []
+            for callback, context in callbacks:
+                self._loop.call_soon(callback, self, context=context)
         if on_end is not None:
             on_end(self)
-        if isinstance(failure, KeyboardInterrupt):
-            self._loop.call_soon(_interrupt)
 
     # ------------------------------------------------------------------------------------------------- as asyncio.Task
     def cancel(self, msg: Any = None) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from router_core.errors import NoWorker
 from router_core.plan import Plan
-from router_core.types import Decision, Exchange, Scores, Worker, WorkerState
+from router_core.types import Decision, Exchange, Worker, WorkerState
 from router_core.workers import WorkerTable
 
 
@@ -21,7 +21,7 @@ def select_worker(exchange: Exchange, plan: Plan, workers: WorkerTable, *, hold_
     if exchange.excluded_workers:
         candidates = [worker for worker in candidates if worker not in exchange.excluded_workers]
     out: dict[str, str] = {}
-    scores: Scores = {}
+    scores: dict[Worker, float] = {}
     chosen: Worker | None = None
     if candidates:
         candidates, out = plan.filter_workers(exchange, candidates)
@@ -52,7 +52,7 @@ def _out_for_now(
     return waits_for
 
 
-def _highest(candidates: Sequence[Worker], scores: Scores) -> Worker:
+def _highest(candidates: Sequence[Worker], scores: dict[Worker, float]) -> Worker:
     """The highest score; of equals the one that was picked longest ago, so that ties rotate."""
     best = candidates[0]
     highest = scores[best]
