@@ -13,7 +13,7 @@ import httptools
 
 from router_core.asgi import Front
 from router_core.fast_cycle import FastCycle
-from router_core.headers import lower_name
+from router_core.headers import IN_LOWER_CASE
 from router_core.outbox import Outbox
 from router_core.protocol import Protocol
 from router_core.request_task import Lane, RequestTask
@@ -40,7 +40,7 @@ class FastProtocol(Protocol):
         self._is_amid_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = lower_name(name)
+        name = IN_LOWER_CASE.get(name) or name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))

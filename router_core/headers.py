@@ -36,13 +36,8 @@ _USUAL: Final = (
     *(b"user-agent", b"vary", b"x-api-key", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"),
     *(b"x-request-id", b"x-router-worker", b"x-session-id"),
 )
-_IN_LOWER_CASE: Final = {spelling: name for name in _USUAL for spelling in (name, name.title())}
-
-
-def lower_name(name: bytes) -> bytes:
-    """A name as it travels. Of a usual one it is always the same object, which is found in a set by its known hash."""
-    usual = _IN_LOWER_CASE.get(name)
-    return name.lower() if usual is None else usual
+IN_LOWER_CASE: Final = {spelling: name for name in _USUAL for spelling in (name, name.title())}
+"""Usual names, each always the same object, which is found in a set by a hash that is known already."""
 
 
 _BREAKS_NAME, _BREAKS_VALUE = re.compile(r"[ \t\r\n:]"), re.compile(r"[\r\n\0]")

@@ -129,7 +129,7 @@ class Plan:
         return tuple(workers), out
 
     def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> dict[Worker, float]:
-        """The weighted sum of all scores; every one of ``workers`` has a value."""
+        """The weighted sum of all scores: of every one of ``workers``, or of none where nobody scores or picks."""
         total: dict[Worker, float] | None = None
         for plugin, call, weight in self._score:
             try:
@@ -147,7 +147,9 @@ class Plan:
                 total = dict.fromkeys(workers, 0.0)
             if not _add_scores(total, scores, weight):
                 refuse(plugin, "score_workers", _score_fault(scores, total))
-        return dict.fromkeys(workers, 0.0) if total is None else total
+        if total is None:
+            total = dict.fromkeys(workers, 0.0) if self._pick else {}
+        return total
 
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
         scores = MappingProxyType(scores)  # the core still needs them

@@ -55,9 +55,9 @@ def _out_for_now(
 def _highest(candidates: Sequence[Worker], scores: dict[Worker, float]) -> Worker:
     """The highest score; of equals the one that was picked longest ago, so that ties rotate."""
     best = candidates[0]
-    highest = scores[best]
+    highest = scores.get(best, 0.0)
     for worker in candidates:
-        score = scores[worker]
+        score = scores.get(worker, 0.0)
         if score > highest or (score == highest and worker.last_pick < best.last_pick):
             best, highest = worker, score
     return best

@@ -16,7 +16,7 @@ from typing import Any, Final
 import httptools
 
 from router_core.errors import RouterError, WorkerLost, WorkerProtocolError
-from router_core.headers import RawHeaders, end_to_end, lower_name
+from router_core.headers import IN_LOWER_CASE, RawHeaders, end_to_end
 from router_core.outbox import Outbox
 from router_core.request_task import RUNNING, RequestTask
 from router_core.upstream.interface import Outgoing
@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
             self._answer.is_clean = False  # a second answer to one request
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._fields.append((lower_name(name), value))
+        self._fields.append((IN_LOWER_CASE.get(name) or name.lower(), value))
 
     def on_headers_complete(self) -> None:
         answer, fields = self._answer, self._fields
