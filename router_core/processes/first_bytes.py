@@ -5,30 +5,50 @@ A guess, and free to be one: whoever serves the connection parses all of it, and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from urllib.parse import unquote_to_bytes
 
 import orjson
 
+from router_core.headers import RawHeaders
 
-def session_of(data: bytes, session_headers: Sequence[bytes]) -> str | None:
-    """The session that the path names, or the body where it opens one, or one of these fields, which are lower case.
 
-    None where there is no whole head.
-    """
-    end, target = data.find(b"\r\n\r\n"), data.find(b" ") + 1
-    if end < 0:
-        return None
-    if data.startswith(b"/sessions", target):
-        path = data[target : data.find(b" ", target)].partition(b"?")[0]
-        parts = path.split(b"/", 3)
-        return unquote_to_bytes(parts[2]).decode("utf-8", "replace") if len(parts) > 2 else id_in(data[end + 4 :])
-    head = data[: end + 2].lower()
-    for name in session_headers:
-        if (at := head.find(b"\r\n" + name + b":")) >= 0:
-            at += len(name) + 3
-            return data[at : data.find(b"\r\n", at)].strip(b" \t").decode("latin-1")
-    return None
+class SessionFields:
+    """The header fields that may name a session: the first of ``names`` that is there does."""
+
+    __slots__ = ("_any", "_places")
+
+    def __init__(self, names: Sequence[str]) -> None:
+        lower = [name.lower().encode("latin-1") for name in names]
+        self._places = {name: place for place, name in reversed(list(enumerate(lower)))}
+        self._any = re.compile(b"\r\n(?:%b):" % b"|".join(map(re.escape, lower)), re.IGNORECASE)
+
+    def session_of(self, data: bytes) -> str | None:
+        """The session that the path names, or the body where it opens one, or one of the fields.
+
+        None where there is no whole head.
+        """
+        end, target = data.find(b"\r\n\r\n"), data.find(b" ") + 1
+        if end < 0:
+            return None
+        if data.startswith(b"/sessions", target):
+            path = data[target : data.find(b" ", target)].partition(b"?")[0]
+            parts = path.split(b"/", 3)
+            return unquote_to_bytes(parts[2]).decode("utf-8", "replace") if len(parts) > 2 else id_in(data[end + 4 :])
+        if not self._places or self._any.search(data, 0, end + 2) is None:
+            return None
+        lines = [line.partition(b":") for line in data[:end].split(b"\r\n")[1:]]
+        return self.named_by([(name.lower(), value.strip(b" \t")) for name, _, value in lines])
+
+    def named_by(self, fields: RawHeaders) -> str | None:
+        """The session that fields with lower-case names name."""
+        places = self._places
+        found, best = None, len(places)
+        for name, value in fields:
+            if name in places and places[name] < best:
+                found, best = value, places[name]
+        return None if found is None else found.decode("latin-1")
 
 
 def id_in(body: bytes) -> str | None:

@@ -131,7 +131,8 @@ class Gate(asyncio.Protocol):
             self._protocol.shutdown()
 
     def data_received(self, data: bytes) -> None:
-        self._begin()
+        if self._data is not None:
+            self._begin()
         protocol = self._protocol
         if not (protocol.is_between_requests() and self._handing.give(self._transport, data)):
             protocol.data_received(data)

@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 from router_core.asgi import ASGIApp, Front, Receive, Scope, Send
 from router_core.errors import Reject
 from router_core.headers import RawHeaders
-from router_core.processes.first_bytes import id_in, session_of
+from router_core.processes.first_bytes import SessionFields, id_in
 from router_core.processes.forward import Forwarder, answer
 from router_core.processes.frames import sent_scope
 from router_core.processes.merge import Merge, first_error, merge_plugins, merge_sessions, merge_workers
@@ -67,7 +67,7 @@ class Switch:
         self._front = front
         self._owners = owners
         self._forwarder = forwarder
-        self._session_headers = [name.encode("latin-1") for name in session_headers]
+        self._fields = SessionFields(session_headers)
         self._ask = ask
         self._before_listening = before_listening
         self.lost = dict(lost)
@@ -113,24 +113,17 @@ class Switch:
 
     def _is_ours(self, session_id: str | None, headers: RawHeaders) -> bool:
         """Whether a proxied request may be served here without a look at its place."""
-        if session_id is None and (session_id := self._session_named_by(headers)) is None:
+        if session_id is None and (session_id := self._fields.named_by(headers)) is None:
             return True
         return self._owners.is_ours(session_id) and session_id not in self.lost
 
     def _session_in_headers(self, scope: Scope) -> Place:
-        session_id = self._session_named_by(scope["headers"])
+        session_id = self._fields.named_by(scope["headers"])
         return None if session_id is None else OfSession(session_id)
-
-    def _session_named_by(self, headers: RawHeaders) -> str | None:
-        for wanted in self._session_headers:
-            for name, value in headers:
-                if name == wanted:
-                    return value.decode("latin-1")
-        return None
 
     def other_owner(self, data: bytes) -> int | None:
         """The other process to which a request belongs that begins with these bytes, if one is there to take it."""
-        session_id = session_of(data, self._session_headers)
+        session_id = self._fields.session_of(data)
         if session_id is None or (slot := self._owners.slot_of(session_id)) == self._owners.slot:
             return None
         return slot if self._forwarder.is_there(slot) else None

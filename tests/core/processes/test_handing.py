@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes_kit import Connect, children_of, ids_of, until
 
-from router_core.processes.first_bytes import session_of
+from router_core.processes.first_bytes import SessionFields
 from router_core.processes.handing import MAX_BYTES, Gate, Handing, make_pair
 from router_core.testing import RawClient, ScriptedWorker
 from router_core.testing.answer import build_request
 
 ASK = {"text": "hi"}
-NAMES = (b"x-session-id", b"x-other")
+NAMES = SessionFields(("x-session-id", "x-other"))
 
 
 def holders_of(client: RawClient, pids: Sequence[int]) -> list[int]:
@@ -321,8 +321,8 @@ async def test_a_connection_that_ends_on_its_way_disturbs_nobody(two: Two) -> No
 
 @given(st.binary(max_size=200))
 def test_any_bytes_may_begin_a_request(data: bytes) -> None:
-    session_of(data + b"\r\n\r\n{", NAMES)
-    session_of(b"POST /sessions" + data + b"\r\n\r\n{", NAMES)
+    NAMES.session_of(data + b"\r\n\r\n{")
+    NAMES.session_of(b"POST /sessions" + data + b"\r\n\r\n{")
 
 
 @pytest.mark.parametrize(
@@ -342,4 +342,4 @@ def test_any_bytes_may_begin_a_request(data: bytes) -> None:
     ],
 )
 def test_a_session_is_read_from_the_first_bytes_of_a_request(raw: bytes, session_id: str | None) -> None:
-    assert session_of(raw, NAMES) == session_id
+    assert NAMES.session_of(raw) == session_id
