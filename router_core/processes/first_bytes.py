@@ -5,7 +5,6 @@ A guess, and free to be one: whoever serves the connection parses all of it, and
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from urllib.parse import unquote_to_bytes
 
@@ -17,12 +16,12 @@ from router_core.headers import RawHeaders
 class SessionFields:
     """The header fields that may name a session: the first of ``names`` that is there does."""
 
-    __slots__ = ("_any", "_places")
+    __slots__ = ("_needles", "_places")
 
     def __init__(self, names: Sequence[str]) -> None:
         lower = [name.lower().encode("latin-1") for name in names]
         self._places = {name: place for place, name in reversed(list(enumerate(lower)))}
-        self._any = re.compile(b"\r\n(?:%b):" % b"|".join(map(re.escape, lower)), re.IGNORECASE)
+        self._needles = [b"\r\n%b:" % name for name in lower]
 
     def session_of(self, data: bytes) -> str | None:
         """The session that the path names, or the body where it opens one, or one of the fields.
@@ -36,10 +35,11 @@ class SessionFields:
             path = data[target : data.find(b" ", target)].partition(b"?")[0]
             parts = path.split(b"/", 3)
             return unquote_to_bytes(parts[2]).decode("utf-8", "replace") if len(parts) > 2 else id_in(data[end + 4 :])
-        if not self._places or self._any.search(data, 0, end + 2) is None:
-            return None
-        lines = [line.partition(b":") for line in data[:end].split(b"\r\n")[1:]]
-        return self.named_by([(name.lower(), value.strip(b" \t")) for name, _, value in lines])
+        head = data[:end].lower()
+        for needle in self._needles:
+            if (at := head.find(needle) + len(needle)) >= len(needle):
+                return data[at : data.find(b"\r\n", at)].strip(b" \t").decode("latin-1")
+        return None
 
     def named_by(self, fields: RawHeaders) -> str | None:
         """The session that fields with lower-case names name."""
