@@ -10,10 +10,12 @@ import re
 _TEXT = rb'"(?:[^"\\]++|\\.)*+"?'
 _STRING = re.compile(_TEXT, re.DOTALL)
 _FLAT = rb'(?:[^"{}\[\]]++|%b)*+' % _TEXT
-_BRACKET = re.compile(rb"(?:[^\"{}\[\]]++|%b|\{%b\}|\[%b\]){0,1000}([{}\[\]])" % (_TEXT, _FLAT, _FLAT), re.DOTALL)
-"""The next bracket that is no part of a text, or of objects and arrays without another one in them: those are skipped.
+_BRACKET = re.compile(rb"(?:[^\"{}\[\]]++|%b|\{%b\}|\[%b\]){0,1000}([{}\[\]]?)" % (_TEXT, _FLAT, _FLAT), re.DOTALL)
+"""Up to the next bracket that is no part of a text, or of objects and arrays without another one in them: those are
+skipped, so many at a time; there may be no bracket yet.
 
-Not possessive: what turns out not to be flat has failed half way, and until 3.11.5 Python did not go back then.
+Not possessive: what turns out not to be flat has failed half way, and until 3.11.5 Python did not go back then. So it
+must match everywhere: where it had to try again with less, it would try every way to cut the texts.
 """
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _LITERAL = re.compile(rb"[^,}\]\s]++")
@@ -119,9 +121,11 @@ def _value_end(body: bytes, start: int) -> int:
         literal = _LITERAL.match(body, start)
         return literal.end() if literal else start
     depth, at = 1, start + 1
-    while (bracket := _BRACKET.match(body, at)) is not None:
-        at = bracket.end()
-        depth += 1 if bracket[1] in b"{[" else -1
+    while (passed := _BRACKET.match(body, at)) is not None and passed.end() > at:
+        at = passed.end()
+        bracket = passed[1]
+        if bracket:
+            depth += 1 if bracket in b"{[" else -1
         if depth == 0:
             return at
     return len(body)

@@ -86,6 +86,21 @@ def test_leading_white_space_hides_no_object() -> None:
     assert set_top_level_key(b" " * 1000 + b"{}" + b"\n" * 1000, "a", b"1").strip() == b'{"a": 1}'
 
 
+@pytest.mark.parametrize("text", ['"a"', '"a[b"', '""', '"\\\\"', "{}", '{"a": "b"}', "1"])
+@pytest.mark.parametrize("times", [499, 500, 501, 1001, 5000])
+@pytest.mark.parametrize("last", ["", ", [[1], 2]"])
+def test_a_value_of_many_texts_ends_where_it_ends(text: str, times: int, last: str) -> None:
+    value = "[" + ", ".join([text] * times) + last + "]"
+    assert set_top_level_key(b'{"text": %b, "b": 1}' % value.encode(), "text", b"0") == b'{"text": 0, "b": 1}'
+
+
+@pytest.mark.parametrize("times", [30, 1000, 20_000])
+@pytest.mark.parametrize("end", [b'"}', b'", }', b"}"])
+def test_a_value_without_an_end_takes_no_longer(times: int, end: bytes) -> None:
+    """To cut its texts in every way would take for ever."""
+    assert set_top_level_key(b'{"text": [' + b'"a", ' * times + end, "text", b"0") == b'{"text": 0'
+
+
 @pytest.mark.parametrize("value", ["[[[]]]", "[[[1]], 2]", '{"text": [[]]}', '{"a": {"b": {"c": [{}]}}}', '[[["]"]]]'])
 @pytest.mark.parametrize("times", [1, 3, 999, 1000, 1001, 2500])
 def test_values_in_values_are_passed_over(value: str, times: int) -> None:
