@@ -13,7 +13,6 @@ from router_core.failures import outcome_of
 from router_core.headers import Headers
 from router_core.holds import HoldQueue
 from router_core.plan import Plan
-from router_core.request_task import RUNNING
 from router_core.selection import select_worker
 from router_core.types import Answer, Attempt, Exchange, Outcome, OutcomeKind
 from router_core.upstream import Incoming, Outgoing, Upstream
@@ -73,7 +72,7 @@ class Attempts:
         worker = select_worker(exchange, plan, self._workers, hold_for_starting=self._hold_for_starting)
         attempt = Attempt(worker, exchange.request.fork(), self._now())
         self._workers.count(attempt)
-        attempt.on_end(_Stopping(_running_task()))
+        attempt.on_end(_Stopping(asyncio.current_task()))
         exchange.attempts.append(attempt)
         return attempt
 
@@ -184,11 +183,6 @@ def given_up(attempt: Attempt) -> Outcome:
     return outcome_of(asyncio.CancelledError()) if attempt.status is None else _passed(attempt.status, "given_up")
 
 
-def _running_task() -> Any:
-    """The task that runs; a request's own is known without asking."""
-    return RUNNING.task or asyncio.current_task()
-
-
 class _Stopping:
     """Cancels the task that makes an attempt, if it is not the one that ends it: a plugin may have made its own."""
 
@@ -198,7 +192,7 @@ class _Stopping:
         self._task = task
 
     def __call__(self) -> None:
-        if self._task is not None and self._task is not _running_task():
+        if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
 
 

@@ -368,8 +368,9 @@ class H1Answer:
     def _next(self) -> asyncio.Future[None]:
         """Is done once something has come."""
         waiter = self._waiter = self._connection.loop.create_future()
-        self._sleeper = task = RUNNING.task
-        if task is not None:
+        self._sleeper, task = None, RUNNING.task
+        if task is not None and task.loop is self._connection.loop:  # else it is that of another thread
+            self._sleeper = task
             task.expect(waiter)
         return waiter
 
