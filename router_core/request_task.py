@@ -23,7 +23,10 @@ ENDED: Final = object()
 
 
 class _Running:
-    """The request's task whose step runs now; None in every other task."""
+    """The request's task whose step runs now, be it in another thread, which has a loop of its own; mostly None else.
+
+    Nothing may rest on it being right: in a task that was begun at once (Python 3.12) it is that of who began it.
+    """
 
     __slots__ = ("task",)
 
@@ -49,12 +52,19 @@ class Lane:
 
     def _run(self) -> None:
         ready, self._ready = self._ready, []
-        for task in ready:
-            task.step(None)
+        left = iter(ready)
+        try:
+            for task in left:
+                task.step(None)
+        finally:
+            for task in left:  # there are some only where a step raised: that is no fault of theirs
+                task.begin()
 
 
 class RequestTask(asyncio.BaseProtocol):
     """Runs a coroutine in a context. (Of a base that asyncio has anyway: compiled, weak references to it need one.)"""
+
+    _asyncio_future_blocking: bool = False
 
     def __init__(
         self,
@@ -71,7 +81,7 @@ class RequestTask(asyncio.BaseProtocol):
         self._lane = lane
         self._context = context
         self._on_end: Callable[[RequestTask], None] | None = on_end
-        self._callbacks: list[tuple[Callable[[Any], object], contextvars.Context | None]] = []
+        self._callbacks: list[tuple[Callable[[Any], object], contextvars.Context]] = []
         self._name = "request"
         self._is_done = False
         self._is_cancelled = False
@@ -124,7 +134,10 @@ class RequestTask(asyncio.BaseProtocol):
             RUNNING.task = None
             LEAVE(self._loop, self)
         if failure is not None or waits_for is ENDED:
-            self._end(failure)
+            try:
+                self._end(failure)
+            finally:
+                failure = None  # the same
         elif waits_for is not None and self._told_of is waits_for:
             waits_for._asyncio_future_blocking = False
             self._wait(waits_for)
@@ -133,20 +146,33 @@ class RequestTask(asyncio.BaseProtocol):
 
     def _wait(self, future: Any) -> None:
         self._fut_waiter = future
-        if self._must_cancel:
+        if self._must_cancel and self._cancel_waiter(self._cancel_message):  # else it is raised in the next step
             self._must_cancel = False
-            self._cancel_waiter(self._cancel_message)
 
     def _wait_as_asyncio(self, waits_for: Any) -> None:
         if waits_for is None:  # a bare yield: others first
             self._loop.call_soon(self.step, None)
-        elif getattr(waits_for, "_asyncio_future_blocking", None):
-            waits_for._asyncio_future_blocking = False
-            waits_for.add_done_callback(self._is_set)
+            return
+        try:
+            if (fault := self._fault_of(waits_for)) is None:
+                waits_for._asyncio_future_blocking = False
+                waits_for.add_done_callback(self._is_set)
+        except Exception as error:  # noqa: BLE001  # of what is no future, but looks like one
+            fault = f"a bad yield: {error!r}"
+        if fault is None:
             self._wait(waits_for)
         else:
-            fault = RuntimeError(f"a request's task got a bad yield: {waits_for!r}")
-            self._loop.call_soon(self.step, fault)
+            self._loop.call_soon(self.step, RuntimeError(f"a request's task got {fault}"))
+
+    def _fault_of(self, waits_for: Any) -> str | None:
+        """Why one cannot wait for it."""
+        if not getattr(waits_for, "_asyncio_future_blocking", None):
+            return f"a bad yield: {waits_for!r}"
+        if waits_for is self:
+            return "itself to wait for"
+        if waits_for.get_loop() is not self._loop:
+            return f"a future of a different loop: {waits_for!r}"
+        return None
 
     def _is_set(self, future: Any) -> None:
         if self._fut_waiter is not future:
@@ -156,10 +182,11 @@ class RequestTask(asyncio.BaseProtocol):
             future.result()
         except BaseException as raised:  # noqa: BLE001  # whatever it is, it is for who waits
             error = raised
+        del future  # which may hold the error, and that this frame
         try:
             self.step(error)
         finally:
-            error = None  # which holds this frame
+            error = None  # the same
 
     def _end(self, failure: BaseException | None) -> None:
         self._is_done = True
@@ -228,16 +255,27 @@ class RequestTask(asyncio.BaseProtocol):
         if (error := self.exception()) is not None:
             raise error
 
+    def __await__(self) -> Generator[Any, None, None]:
+        """For a task of a plugin that waits for the end of the request; so it is a future as well."""
+        if not self._is_done:
+            self._asyncio_future_blocking = True
+            yield self
+        self.result()
+
     def add_done_callback(self, callback: Callable[[Any], object], *, context: Any = None) -> None:
         if self._is_done:
             self._loop.call_soon(callback, self, context=context)
         else:
-            self._callbacks.append((callback, context))
+            self._callbacks.append((callback, contextvars.copy_context() if context is None else context))
 
     def remove_done_callback(self, callback: Callable[[Any], object]) -> int:
         before = len(self._callbacks)
         self._callbacks = [each for each in self._callbacks if each[0] != callback]
         return before - len(self._callbacks)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop
