@@ -33,6 +33,7 @@ class Attempts:
         self._holds = holds
         self._now = clock.now
         self._hold_for_starting = hold_for_starting
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def make(self, exchange: Exchange, plan: Plan) -> Answer:
         """Held while no worker may take the exchange yet.
@@ -72,7 +73,9 @@ class Attempts:
         worker = select_worker(exchange, plan, self._workers, hold_for_starting=self._hold_for_starting)
         attempt = Attempt(worker, exchange.request.fork(), self._now())
         self._workers.count(attempt)
-        attempt.on_end(_Stopping(asyncio.current_task()))
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        attempt.on_end(_Stopping(asyncio.current_task(self._loop)))  # to find the loop is most of what it costs
         exchange.attempts.append(attempt)
         return attempt
 

@@ -182,7 +182,7 @@ class RequestTask(asyncio.BaseProtocol):
             future.result()
         except BaseException as raised:  # noqa: BLE001  # whatever it is, it is for who waits
             error = raised
-        del future  # which may hold the error, and that this frame
+        future = None  # which may hold the error, and that this frame
         try:
             self.step(error)
         finally:
