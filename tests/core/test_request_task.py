@@ -180,7 +180,7 @@ async def test_a_router_in_another_thread_takes_no_request_of_this_one_for_its_o
     class InTask:
         @hookimpl
         async def around_upstream(self, exchange: Exchange, call_next: CallNext) -> Answer:
-            return await asyncio.create_task(call_next(exchange))
+            return await asyncio.ensure_future(call_next(exchange))
 
     class Asks:
         @hookimpl
