@@ -332,20 +332,23 @@ class Plan:
 
 
 def _whole_scores(scores: object, workers: Sequence[Worker]) -> dict[Worker, float] | None:
-    """The first scores of a selection, copied, where they are simply one for each worker: nothing to add them to."""
+    """The first scores of a selection where they are simply one for each worker: nothing to add them to."""
     if type(scores) is not dict or len(scores) != len(workers):
         return None
     shares: dict[Any, Any] = scores
-    for worker, score in shares.items():
-        if not isinstance(worker, Worker) or type(score) is not float:
+    for key in shares:
+        if not isinstance(key, Worker):
+            return None
+    total: dict[Worker, float] = {}
+    for worker in workers:
+        score = shares.get(worker)
+        if type(score) is not float:
             return None
         share: float = score
         if not 0.0 <= share <= 1.0:
             return None
-    for worker in workers:
-        if worker not in shares:
-            return None
-    return shares.copy()
+        total[worker] = share
+    return total if len(total) == len(shares) else None  # a filter may have given a worker twice
 
 
 def _add_scores(total: dict[Worker, float], scores: object, weight: float) -> bool:

@@ -32,6 +32,7 @@ from router_core.testing import (
     RawClient,
     ScriptedWorker,
     build_request,
+    build_worker,
     exchange_once,
     reply,
     reply_pieces,
@@ -461,6 +462,22 @@ async def test_an_onion_layer_that_answers_none_fails_its_exchange(serve: Serve)
 async def test_a_score_outside_0_to_1_is_a_plugin_error(serve: Serve, score: Any) -> None:
     answer = await scored(serve, lambda workers: dict.fromkeys(workers, score))
     assert (answer.status, answer.get("x-router-error")) == (500, "plugin_error")
+
+
+async def test_a_stranger_is_no_worker_though_a_filter_gave_one_twice(serve: Serve) -> None:
+    class Twice:
+        @hookimpl
+        def filter_workers(self, workers: Any) -> Any:
+            return [*workers, *workers]
+
+        @hookimpl
+        def score_workers(self, workers: Any) -> Any:
+            return {workers[0]: 0.5, build_worker("http://stranger:1"): 1.0}
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Twice,))
+        answer = await exchange_once(router.port, json=ASK)
+        assert (answer.status, answer.get("x-router-error")) == (500, "plugin_error")
 
 
 async def scored(serve: Serve, scores: Callable[[Any], Any]) -> Any:
