@@ -57,8 +57,8 @@ class Lane:
             for task in left:
                 task.step(None)
         finally:
-            for task in left:  # there are some only where a step raised: that is no fault of theirs
-                task.begin()
+            for other in left:  # there are some only where a step raised: that is no fault of theirs
+                other.begin()
 
 
 class RequestTask(asyncio.BaseProtocol):
