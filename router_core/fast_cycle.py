@@ -10,7 +10,7 @@ from typing import Any, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router_core.errors import ClientLeft, Reject, RouterError
-from router_core.headers import RawHeaders
+from router_core.headers import RawHeaders, add_lines
 from router_core.inbound import Inbound, Room
 from router_core.protocol import Protocol
 from router_core.request_task import RequestTask
@@ -241,11 +241,7 @@ class FastCycle(Inbound):
 
     def _head(self, status: int, fields: RawHeaders) -> list[bytes]:
         parts: list[bytes] = [STATUS_LINE[status]]
-        for name, value in fields:  # a tuple added is twice as much, compiled
-            parts.append(name)
-            parts.append(b": ")
-            parts.append(value)
-            parts.append(b"\r\n")
+        add_lines(parts, fields)
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
         self.response_started = True

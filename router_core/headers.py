@@ -148,6 +148,15 @@ def is_fit_to_send(raw: RawHeaders) -> bool:
     )
 
 
+def add_lines(parts: list[bytes], raw: RawHeaders) -> None:
+    """Adds the lines of fields as they are written, in pieces to be joined."""
+    for name, value in raw:
+        parts.append(name)  # a tuple added is twice as much, compiled
+        parts.append(b": ")
+        parts.append(value)
+        parts.append(b"\r\n")
+
+
 def content_length(raw: Iterable[tuple[bytes, bytes]]) -> int | None:
     """The declared body length in bytes, or None where there is none or no single number."""
     values = {value.strip() for field, value in raw if field == b"content-length"}

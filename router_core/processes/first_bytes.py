@@ -11,6 +11,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from router_core.headers import RawHeaders
+from router_core.request_head import SessionHeaders
 
 
 class SessionFields:
@@ -19,9 +20,8 @@ class SessionFields:
     __slots__ = ("_needles", "_places")
 
     def __init__(self, names: Sequence[str]) -> None:
-        lower = [name.lower().encode("latin-1") for name in names]
-        self._places = {name: place for place, name in reversed(list(enumerate(lower)))}
-        self._needles = [b"\r\n%b:" % name for name in lower]
+        self._places = SessionHeaders(names).places
+        self._needles = [b"\r\n%b:" % name for name in sorted(self._places, key=self._places.__getitem__)]
 
     def session_of(self, data: bytes) -> str | None:
         """The session that the path names, or the body where it opens one, or one of the fields.

@@ -16,7 +16,7 @@ from typing import Any, Final
 import httptools
 
 from router_core.errors import RouterError, WorkerLost, WorkerProtocolError
-from router_core.headers import IN_LOWER_CASE, RawHeaders, end_to_end
+from router_core.headers import IN_LOWER_CASE, RawHeaders, add_lines, end_to_end
 from router_core.outbox import Outbox
 from router_core.request_task import RUNNING, RequestTask
 from router_core.upstream.interface import Outgoing
@@ -88,11 +88,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         address, body, stream = self.address, request.body, request.stream
         parts = [request.method.encode(), b" ", address.prefix, request.target, b" HTTP/1.1", address.host_line]
-        for name, value in request.headers:
-            parts.append(name)  # a tuple added is twice as much, compiled
-            parts.append(b": ")
-            parts.append(value)
-            parts.append(b"\r\n")
+        add_lines(parts, request.headers)
         if body is not None:
             parts.append(b"content-length: %d\r\n\r\n" % len(body))
             if len(body) < COPIED_BYTES:
@@ -369,7 +365,7 @@ class H1Answer:
         """Is done once something has come."""
         waiter = self._waiter = self._connection.loop.create_future()
         self._sleeper, task = None, RUNNING.task
-        if task is not None and task.loop is self._connection.loop:  # else it is that of another thread
+        if task is not None and task.get_loop() is self._connection.loop:  # else it is that of another thread
             self._sleeper = task
             task.expect(waiter)
         return waiter
