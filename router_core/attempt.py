@@ -14,10 +14,11 @@ from router_core.headers import Headers
 from router_core.holds import HoldQueue
 from router_core.plan import Plan
 from router_core.selection import select_worker
-from router_core.types import Answer, Attempt, Exchange, Outcome, OutcomeKind
+from router_core.types import Answer, Arriving, Attempt, Exchange, Outcome, OutcomeKind
 from router_core.upstream import Incoming, Outgoing, Upstream
 from router_core.workers import WorkerTable
 
+_CURRENT_TASK: Final[Any] = asyncio.current_task
 FROM_OUTSIDE = (OutcomeKind.CLIENT_LEFT, OutcomeKind.REJECTED, OutcomeKind.TIMED_OUT)
 """Ends of an exchange that end its attempts in the same way."""
 
@@ -75,7 +76,7 @@ class Attempts:
         self._workers.count(attempt)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-        attempt.on_end(_Stopping(asyncio.current_task(self._loop)))  # to find the loop is most of what it costs
+        attempt.on_end(_Stopping(_CURRENT_TASK(self._loop)))  # to find the loop is most of what it costs
         exchange.attempts.append(attempt)
         return attempt
 
@@ -111,7 +112,7 @@ class Attempts:
         attempt.worker.last_byte_at = self._now()
 
 
-class Relay:
+class Relay(Arriving):
     """The chunks of a worker's answer; ends its attempt with the last one."""
 
     __slots__ = ("_attempt", "_attempts", "_incoming", "_is_whole")
@@ -156,7 +157,7 @@ class Relay:
         self._incoming.pass_to(touch_and_take)
 
     def take_whole(self) -> bytes | None:
-        """Everything at once, if it is all there and nothing of it was read: the attempt has ended then."""
+        """Everything at once, if it is all here and nothing of it was read: the attempt has ended then."""
         if self._attempt.outcome is not None or (body := self._incoming.take_whole()) is None:
             return None
         self._is_whole = True

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router_core.errors import ClientLeft, Reject, RouterError
 from router_core.headers import RawHeaders, add_lines
 from router_core.inbound import Inbound, Room
-from router_core.protocol import Protocol
+from router_core.outbox import OutboxTransport
+from router_core.protocol import Flow, Protocol
 from router_core.request_task import RequestTask
 from router_core.upload import FULL_S, Upload
 
 log = logging.getLogger("router_core")
 
+_STATUS_LINES: Final = {status: line.removesuffix(b"\r\n") for status, line in STATUS_LINE.items()}
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 EARLY_BYTES: Final = 64 * 1024
 """Bytes of a body above which a client is not read until its exchange begins."""
+NOTHING_EARLY: Final[list[bytes]] = []
+"""In place of what came early until something has; nothing is added to it."""
 COPIED_BYTES: Final = 64 * 1024
 """A body or chunk below this is written in one piece with its head or frame."""
 
@@ -58,7 +62,7 @@ class FastCycle(Inbound):
 
     def __init__(self, connection: Protocol, path: bytes, query: bytes, session_id: str | None) -> None:
         parser = connection.parser
-        self.method = parser.get_method().decode("ascii")
+        self.method = cast("bytes", parser.get_method()).decode("ascii")
         self.path = path
         self.query = query
         self.session_id = session_id
@@ -70,10 +74,10 @@ class FastCycle(Inbound):
         self.keep_alive = may_stay and self.http_version != "1.0"
         self.disconnected = self.response_started = self.response_complete = False
         self._connection = connection
-        self._transport = connection.transport
-        self._flow = connection.flow
+        self._transport: OutboxTransport = connection.transport
+        self._flow: Flow = connection.flow
         self._expects_continue = connection.expect_100_continue
-        self._early: list[bytes] = []
+        self._early = NOTHING_EARLY
         self._early_bytes = 0
         self._is_received = False
         self._upload: Upload | None = None
@@ -92,18 +96,22 @@ class FastCycle(Inbound):
         self._upload, self._interrupt = upload, interrupt
         if self._expects_continue:
             self._transport.write(CONTINUE)
-        upload.on_room = self._go_on_reading
-        for piece in self._early:
-            upload.put(piece)
-        if self._is_received:
-            upload.finish()
-        elif not self._early and not upload.is_complete:
-            self._has_come = self._connection.loop.create_future()
-        if upload.is_full and not self._is_received:
-            self._stop_reading()
+        early, self._early = self._early, NOTHING_EARLY
+        if self._is_received and len(early) == 1 and not upload.is_complete:
+            upload.put_whole(early[0])
         else:
-            self._go_on_reading()
-        self._early = []
+            for piece in early:
+                upload.put(piece)
+            if self._is_received:
+                upload.finish()
+            elif not early and not upload.is_complete:
+                self._has_come = self._connection.loop.create_future()
+        if not self._is_received:
+            upload.on_room = self._go_on_reading
+            if upload.is_full:
+                self._stop_reading()
+                return self._has_come
+        self._go_on_reading()
         return self._has_come
 
     def take_in(self, piece: bytes) -> None:
@@ -112,6 +120,8 @@ class FastCycle(Inbound):
             return
         upload = self._upload
         if upload is None:
+            if self._early is NOTHING_EARLY:
+                self._early = []
             self._early.append(piece)
             self._early_bytes += len(piece)
             if self._early_bytes > EARLY_BYTES:
@@ -188,25 +198,29 @@ class FastCycle(Inbound):
 
     # ------------------------------------------------------------------------------------------------------- the answer
     def whole(self, status: int, fields: RawHeaders, body: bytes) -> Room:
-        parts = self._head(status, fields)
-        parts.append(b"\r\n")
+        lines = self._head(status, fields)
+        is_copied = len(body) < COPIED_BYTES
+        lines.append(b"")
+        lines.append(body if is_copied else b"")
         if self.disconnected:
             return None
-        if len(body) < COPIED_BYTES:
-            parts.append(body)
-            self._transport.pass_on(b"".join(parts))
+        if is_copied:
+            self._transport.pass_on(b"\r\n".join(lines))
         else:
-            self._transport.write(b"".join(parts))
+            self._transport.write(b"\r\n".join(lines))
             self._transport.write(body)
         self._finish()
         return None
 
     def begin(self, status: int, fields: RawHeaders, *, is_chunked: bool) -> Room:
-        parts = self._head(status, fields)
+        lines = self._head(status, fields)
         self._is_chunked = is_chunked
-        parts.append(b"transfer-encoding: chunked\r\n\r\n" if is_chunked else b"\r\n")
+        if is_chunked:
+            lines.append(b"transfer-encoding: chunked")
+        lines.append(b"")
+        lines.append(b"")
         if not self.disconnected:
-            self._transport.write(b"".join(parts))
+            self._transport.write(b"\r\n".join(lines))
         return None
 
     def write(self, chunk: bytes) -> Room:
@@ -240,18 +254,19 @@ class FastCycle(Inbound):
         self._transport.close()
 
     def _head(self, status: int, fields: RawHeaders) -> list[bytes]:
-        parts: list[bytes] = [STATUS_LINE[status]]
-        add_lines(parts, fields)
+        """Its lines, to be joined by line ends, with two empty ones behind them."""
+        lines = [_STATUS_LINES[status]]
+        add_lines(lines, fields)
         if not self.keep_alive:
-            parts.append(b"connection: close\r\n")
+            lines.append(b"connection: close")
         self.response_started = True
-        return parts
+        return lines
 
     def _finish(self) -> None:
         self.response_complete = True
         if not self.keep_alive:
             self._transport.close()
-        self._connection.on_response_complete()
+        self._connection.answered()
 
     def served(self, task: RequestTask) -> None:
         """Its exchange has ended, whatever came of it; without a whole answer the connection does, too."""

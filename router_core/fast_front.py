@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httptools
 
 from router_core.asgi import Front
 from router_core.fast_cycle import FastCycle
-from router_core.headers import IN_LOWER_CASE
-from router_core.outbox import Outbox
-from router_core.protocol import Protocol
+from router_core.headers import IN_LOWER_CASE, RawHeaders
+from router_core.outbox import Outbox, OutboxTransport
+from router_core.protocol import Flow, Protocol
 from router_core.request_task import Lane, RequestTask
 
 _HASH: Final = 0x23  # a number is found in bytes at a tenth of the cost
@@ -24,6 +24,8 @@ _QUESTION: Final = 0x3F
 
 class FastProtocol(Protocol):
     """One client's connection."""
+
+    _moves_keep_alive = False
 
     def __init__(self, front: Front, lane: Lane, outbox: Outbox, **uvicorn: Any) -> None:
         super().__init__(outbox, **uvicorn)
@@ -43,7 +45,7 @@ class FastProtocol(Protocol):
         name = IN_LOWER_CASE.get(name) or name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
-        self.headers.append((name, value))
+        cast("RawHeaders", self.headers).append((name, value))
 
     def on_headers_complete(self) -> None:
         self._is_amid_head = False
@@ -88,10 +90,10 @@ class FastProtocol(Protocol):
     def _serve(self, cycle: FastCycle) -> None:
         self._serving = cycle
         work = self._front.proxy.serve(cycle, cycle.session_id)
-        if self.flow.write_paused:
+        if cast("Flow", self.flow).write_paused:
             work = self._when_read(work)
         task = cycle.task = RequestTask(work, self.loop, self._lane, self._context.copy(), cycle.served)
-        self.tasks.add(task)
+        cast("set[Any]", self.tasks).add(task)
         task.begin()
 
     async def _when_read(self, work: Coroutine[Any, Any, None]) -> None:
@@ -104,10 +106,12 @@ class FastProtocol(Protocol):
         await work
 
     def on_response_complete(self) -> None:
-        if self.transport.is_closing():
+        self.answered()
+
+    def answered(self) -> None:
+        if cast("OutboxTransport", self.transport).is_closing():
             return
-        if self.flow.read_paused:
-            self.flow.resume_reading()
+        cast("Flow", self.flow).resume_reading()
         if not self.pipeline:
             self._idle_since = self.loop.time()
             if self.timeout_keep_alive_task is None:

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator
 from email.utils import formatdate
 from functools import lru_cache
 from time import time
-from typing import Final
+from typing import Final, cast
 
 RawHeaders = list[tuple[bytes, bytes]]
+Boxed = list[tuple[bytes, ...]]
+"""The same, for a loop that passes pairs on: compiled, a pair of known length is taken apart and put together anew."""
 
 HOP_BY_HOP: Final = frozenset(
     (
@@ -71,8 +73,8 @@ class Headers:
     def set_raw(self, name: bytes, value: bytes) -> None:
         """`set` with a lower-case name and a value that are known to be fit to send."""
         raw = self.raw
-        for field, _ in raw:
-            if field == name:
+        for pair in cast("Boxed", raw):
+            if pair[0] == name:
                 raw[:] = [pair for pair in raw if pair[0] != name]
                 break
         raw.append((name, value))
@@ -125,10 +127,10 @@ def named_by_connection(raw: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
 
 def end_to_end(raw: RawHeaders) -> RawHeaders:
     """Those of lower-case fields that pass on, in order: no hop-by-hop one, none that Connection names."""
-    kept = [pair for pair in raw if pair[0] not in HOP_BY_HOP]
+    kept = [pair for pair in cast("Boxed", raw) if pair[0] not in HOP_BY_HOP]
     if len(kept) < len(raw) and (named := named_by_connection(raw)):
         kept = [pair for pair in kept if pair[0] not in named]
-    return kept
+    return cast("RawHeaders", kept)
 
 
 _UNFIT: Final = 1
@@ -148,13 +150,27 @@ def is_fit_to_send(raw: RawHeaders) -> bool:
     )
 
 
-def add_lines(parts: list[bytes], raw: RawHeaders) -> None:
-    """Adds the lines of fields as they are written, in pieces to be joined."""
+_BEGUN_LINES: Final = {name: name + b": " for name in _USUAL}
+
+
+def add_lines(lines: list[bytes], raw: RawHeaders) -> None:
+    """Adds the line of each field as it is written, without its end."""
     for name, value in raw:
-        parts.append(name)  # a tuple added is twice as much, compiled
-        parts.append(b": ")
-        parts.append(value)
-        parts.append(b"\r\n")
+        begun = _BEGUN_LINES.get(name)
+        lines.append(name + b": " + value if begun is None else begun + value)
+
+
+def decimal(digits: bytes) -> int:
+    """The number that ASCII digits say, 20 at most; -1 where they are none. (``int`` takes five times as long.)"""
+    if not 0 < len(digits) <= 20:
+        return -1
+    number = 0
+    for place in range(len(digits)):
+        code = digits[place]
+        if not 0x30 <= code <= 0x39:
+            return -1
+        number = number * 10 + code - 0x30
+    return number
 
 
 def content_length(raw: Iterable[tuple[bytes, bytes]]) -> int | None:
@@ -162,35 +178,41 @@ def content_length(raw: Iterable[tuple[bytes, bytes]]) -> int | None:
     values = {value.strip() for field, value in raw if field == b"content-length"}
     if len(values) != 1:
         return None
-    value = values.pop()
-    return int(value) if value.isdigit() else None
+    length = decimal(values.pop())
+    return length if length >= 0 else None
 
 
-_date: tuple[int, bytes] = (0, b"")
+_NOW: Final = time
+
+
+class _Date:
+    """The second for which the Date value was made, and the value."""
+
+    __slots__ = ("begins", "text")
+
+    def __init__(self) -> None:
+        self.begins = -1.0
+        self.text = b""
+
+
+_DATE: Final = _Date()
 
 
 def http_date() -> bytes:
     """The Date value of this second."""
-    global _date
-    now = int(time())
-    if _date[0] != now:
-        _date = (now, formatdate(now, usegmt=True).encode())
-    return _date[1]
+    now: float = _NOW()
+    if not _DATE.begins <= now < _DATE.begins + 1.0:
+        second = int(now)
+        _DATE.begins, _DATE.text = float(second), formatdate(second, usegmt=True).encode()
+    return _DATE.text
 
 
-_PASSES: Final = 0
-_DROPPED: Final = 1
-_DATE: Final = 2
-_SERVER: Final = 3
-_LENGTH: Final = 4
-_ROLES: Final = {
-    **dict.fromkeys(_USUAL, _PASSES),
-    **dict.fromkeys(HOP_BY_HOP, _DROPPED),
-    b"date": _DATE,
-    b"server": _SERVER,
-    b"content-length": _LENGTH,
-}
-"""What becomes of an answer's field, by its name; names that are not here are looked at."""
+_LENGTH: Final = b"content-length"
+_TREATED: Final = HOP_BY_HOP | {b"date", b"server", _LENGTH}
+"""Names of an answer's fields that do not simply pass."""
+_PASSING: Final = set(_USUAL) - _TREATED
+"""Names that do, in lower case and fit to send: the usual ones, and those that came before."""
+MAX_PASSING: Final = 1024
 
 
 def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeaders, int | None]:
@@ -201,48 +223,46 @@ def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeader
     """
     if _UNFIT in b"".join([value for _, value in raw]).translate(_VALUE_FAULTS):
         raise ValueError("no header fields")
-    fields: RawHeaders = []
-    length: int | None = None
+    fields: Boxed = []
+    length = -1
     has_date = has_server = False
-    for pair in raw:
-        role = _ROLES.get(pair[0])
-        if role is None:
-            name = _FIT_NAMES.get(pair[0]) or _checked_name(pair[0])
-            pair = (name, pair[1])
-            role = _ROLES.get(name, _PASSES)
-        if role == _PASSES:
+    for pair in cast("Boxed", raw):
+        name = pair[0]
+        if name in _PASSING:
             fields.append(pair)
-        elif role == _DATE:
+            continue
+        if name not in _TREATED:
+            name = _passing(name)
+            pair = (name, pair[1])
+        if name not in _TREATED:
+            fields.append(pair)
+        elif name == _LENGTH:
+            if may_have_length:  # else it would be that of another answer's body
+                if length >= 0 or (length := decimal(pair[1])) < 0:
+                    raise ValueError("no content length")
+                fields.append(pair)
+        elif name == b"date":
             if not has_date:
                 fields.append(pair)
             has_date = True
-        elif role == _SERVER:
+        elif name == b"server":
             if not has_server:
                 fields.append(pair)
             has_server = True
-        elif role == _LENGTH and may_have_length:  # else it would be that of another answer's body
-            value = pair[1]
-            if length is not None or not value.isdigit():
-                raise ValueError("no content length")
-            length = int(value)
-            fields.append(pair)
     if not has_date:
         fields.append((b"date", http_date()))
     if not has_server:
         fields.append((b"server", SERVER))
-    return fields, length
+    return cast("RawHeaders", fields), length if length >= 0 else None
 
 
-_FIT_NAMES: Final[dict[bytes, bytes]] = {}
-"""Names that were checked, by each spelling, in lower case: a few come again and again."""
-
-
-def _checked_name(name: bytes) -> bytes:
+def _passing(name: bytes) -> bytes:
+    """A name in lower case, remembered if it passes. Raises ValueError."""
     if not name or _UNFIT in name.translate(_NAME_FAULTS):
         raise ValueError("no header fields")
     lower = name.lower()
-    if len(_FIT_NAMES) < 1024 and len(name) <= 64:
-        _FIT_NAMES[bytes(name)] = lower
+    if lower not in _TREATED and len(_PASSING) < MAX_PASSING and len(lower) <= 64:
+        _PASSING.add(bytes(lower))
     return lower
 
 

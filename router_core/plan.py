@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final, cast
 
 from router_core.begun_hooks import (
     COROUTINE,
@@ -25,6 +25,8 @@ from router_core.deadline import finish_within
 from router_core.hookspecs import MAY_BE_PLAIN, CallNext
 from router_core.loaded_plugin import FAULTS, PASSING, Call, HookWrap, LoadedPlugin, failed, is_cancelled, refuse
 from router_core.types import Answer, Attempt, Exchange, Identity, Outcome, Scores, Session, Worker
+
+_READ_ONLY: Final[Any] = MappingProxyType
 
 
 class Plan:
@@ -102,11 +104,12 @@ class Plan:
                 refuse(plugin, "identify", f"answered {found!r}, not an Identity of texts")
         return known
 
-    def filter_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> tuple[Sequence[Worker], dict[str, str]]:
+    def filter_workers(
+        self, exchange: Exchange, workers: tuple[Worker, ...]
+    ) -> tuple[tuple[Worker, ...], dict[str, str]]:
         """What every filter leaves, and for each worker's url the plugin that left it out."""
         out: dict[str, str] = {}
         for plugin, call in self._filter:
-            workers = tuple(workers)  # a plugin that keeps or spoils it spoils nothing
             try:
                 kept = call(exchange, workers)
             except FAULTS as error:
@@ -125,10 +128,10 @@ class Plan:
             if len(kept) < len(workers):
                 left_out = f"left out by plugin {plugin.name}"
                 out.update((worker.url, left_out) for worker in workers if worker not in kept)
-            workers = kept
-        return tuple(workers), out
+            workers = tuple(kept)  # a plugin that keeps or spoils its list spoils nothing
+        return workers, out
 
-    def score_workers(self, exchange: Exchange, workers: Sequence[Worker]) -> dict[Worker, float]:
+    def score_workers(self, exchange: Exchange, workers: tuple[Worker, ...]) -> dict[Worker, float]:
         """The weighted sum of all scores: of every one of ``workers``, or of none where nobody scores or picks."""
         total: dict[Worker, float] | None = None
         for plugin, call, weight in self._score:
@@ -152,7 +155,7 @@ class Plan:
         return total
 
     def pick_worker(self, exchange: Exchange, workers: Sequence[Worker], scores: Scores) -> Worker | None:
-        scores = MappingProxyType(scores)  # the core still needs them
+        scores = _READ_ONLY(scores)  # the core still needs them
         for plugin, call in self._pick:
             try:
                 picked = call(exchange, workers, scores)
@@ -331,24 +334,20 @@ class Plan:
                 plugin.failed("response_end", error)
 
 
-def _whole_scores(scores: object, workers: Sequence[Worker]) -> dict[Worker, float] | None:
-    """The first scores of a selection where they are simply one for each worker: nothing to add them to."""
+def _whole_scores(scores: object, workers: tuple[Worker, ...]) -> dict[Worker, float] | None:
+    """The first scores of a selection where they are simply one for each worker, in order: nothing to add them to."""
     if type(scores) is not dict or len(scores) != len(workers):
         return None
-    shares: dict[Any, Any] = scores
-    for key in shares:
-        if not isinstance(key, Worker):
-            return None
-    total: dict[Worker, float] = {}
-    for worker in workers:
-        score = shares.get(worker)
-        if type(score) is not float:
+    total: dict[Worker, float] = scores.copy()  # the plugin may change its own
+    place = 0
+    for worker, score in cast("dict[Any, Any]", total).items():
+        if worker is not workers[place] or type(score) is not float:
             return None
         share: float = score
         if not 0.0 <= share <= 1.0:
             return None
-        total[worker] = share
-    return total if len(total) == len(shares) else None  # a filter may have given a worker twice
+        place += 1  # noqa: SIM113  # enumerated, the items would be made one by one
+    return total
 
 
 def _add_scores(total: dict[Worker, float], scores: object, weight: float) -> bool:

@@ -7,7 +7,6 @@ import select
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router_core.asgi_inbound import DEPARTURE, HAS_LEFT, Departure
@@ -20,6 +19,41 @@ from router_core.upload import FULL_S
 MAX_HEAD_BYTES = 1 << 20
 """Bytes within which a request's head, or its trailer, must be whole."""
 _LEFT = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+
+
+class Flow:
+    """Whether a client is read, and reads: uvicorn's FlowControl, compiled."""
+
+    __slots__ = ("_has_room", "_transport", "read_paused", "write_paused")
+
+    def __init__(self, transport: OutboxTransport) -> None:
+        self._transport = transport
+        self.read_paused = False
+        self.write_paused = False
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    async def drain(self) -> None:
+        """Until it reads on."""
+        await self._has_room.wait()
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        self._has_room.clear()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        self._has_room.set()
 
 
 class Protocol(HttpToolsProtocol):
@@ -49,6 +83,8 @@ class Protocol(HttpToolsProtocol):
     timeout_keep_alive: Any
     timeout_keep_alive_task: Any
 
+    _moves_keep_alive = True
+    """Whether its timer is set anew for every request, as uvicorn does."""
     _framing: bytes | None = None
     """Of the body that follows the head of a request for an upgrade."""
     _is_amid_head = False
@@ -65,12 +101,13 @@ class Protocol(HttpToolsProtocol):
         """uvicorn's, but that it would ask the system for addresses which the transport knows."""
         self.connections.add(self)
         self.transport = OutboxTransport(transport, self._outbox, self.loop)
-        self.flow = FlowControl(self.transport)
+        self.flow = Flow(self.transport)
         self.server, self.client = _address(transport, "sockname"), _address(transport, "peername")
         self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
+        if self._moves_keep_alive:
+            self._unset_keepalive_if_required()
         while data:
             try:
                 self.parser.feed_data(data)
@@ -136,6 +173,10 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self._framing is None:
             super().on_message_complete()
+
+    def answered(self) -> None:
+        """A cycle of our own has written its answer."""
+        self.on_response_complete()
 
     # ----------------------------------------------------------------------------------- requests that wait behind one
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:

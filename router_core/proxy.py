@@ -39,10 +39,10 @@ UNKNOWN: Final = Outcome(OutcomeKind.FAILED, 500, "internal_error")
 class Serving:
     """What a new exchange is served by, to its end: the plans, and who holds the work it starts."""
 
-    __slots__ = ("in_use", "plans", "tasks")
+    __slots__ = ("in_use", "plans", "spawn")
 
     def __init__(self, plans: Plans, tasks: Tasks, in_use: InUse) -> None:
-        self.plans, self.tasks, self.in_use = plans, tasks, in_use
+        self.plans, self.spawn, self.in_use = plans, tasks.spawn, in_use
 
 
 class Proxy:
@@ -88,12 +88,12 @@ class Proxy:
         )
         request = Request(inbound.method, inbound.path, inbound.query, Headers(head.fields), upload)
         self._serial += 1
-        exchange = Exchange(self._prefix + hex(self._serial)[2:], request, started_at=self._now())
+        exchange = Exchange(self._prefix + str(self._serial), request, started_at=self._now())
         exchange.client_host = inbound.client_host
         exchange.switches = (head.profile, head.plugins)
         plan, refusal = serving.plans.nothing, None
         try:
-            if self._may_debug:
+            if head.debug is not None and self._may_debug:
                 exchange.is_debugged = debug.is_wanted(head.debug)
             plan = self._enter(exchange, session_id, head.session_id, serving)
         except Exception as error:  # noqa: BLE001  # whatever it is, it ends this exchange alone, with an answer
@@ -166,7 +166,7 @@ class Proxy:
         plan = serving.plans.of_exchange(profile, switches)
         if session is not None:
             self._sessions.enter(session, exchange)
-        exchange.serve_by(plan.settings, serving.tasks.spawn)
+        exchange.serve_by(plan.settings, serving.spawn)
         return plan
 
     # ------------------------------------------------------------------------------------------------------- serving

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
-from router_core.headers import HOP_BY_HOP, RawHeaders, named_by_connection
+from router_core.headers import HOP_BY_HOP, Boxed, RawHeaders, decimal, named_by_connection
 
 PLUGINS_HEADER: Final = "x-router-plugins"
 PROFILE_HEADER: Final = "x-router-profile"
@@ -50,7 +50,7 @@ class RequestHead:
         self, raw: RawHeaders, client_host: str | None, scheme: str, session_headers: SessionHeaders = NO_SESSIONS
     ) -> None:
         """``raw`` has lower-case names; it is left as it is."""
-        fields = [pair for pair in raw if pair[0] not in _DROPPED]
+        fields = [pair for pair in cast("Boxed", raw) if pair[0] not in _DROPPED]
         self.content_length: int | None = None
         """The declared length of the body in bytes; None where it is chunked, and where there is no single number."""
         self.is_declared = False
@@ -101,10 +101,12 @@ class RequestHead:
             fields.append((_PROTO, scheme.encode()))
         if host is not None and not has_forwarded_host:
             fields.append((_FORWARDED_HOST, host))
-        self.fields = fields
+        self.fields = cast("RawHeaders", fields)
 
     def _declare(self, value: bytes) -> None:
-        length = value if value.isdigit() else value.strip()
-        number = int(length) if length.isdigit() else None
+        length = decimal(value)
+        if length < 0:
+            length = decimal(value.strip())
+        number = length if length >= 0 else None
         self.content_length = number if not self.is_declared or number == self.content_length else None
         self.is_declared = True

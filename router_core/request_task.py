@@ -19,6 +19,7 @@ from typing import Any, Final
 
 ENTER: Final[Any] = asyncio._enter_task
 LEAVE: Final[Any] = asyncio._leave_task
+NEXT: Final[Any] = next
 ENDED: Final = object()
 
 
@@ -122,7 +123,7 @@ class RequestTask(asyncio.BaseProtocol):
         failure: BaseException | None = None
         try:
             if error is None:
-                waits_for = self._context.run(next, self._steps, ENDED)
+                waits_for = self._context.run(NEXT, self._steps, ENDED)
             else:
                 waits_for = self._context.run(self._steps.throw, error)
         except StopIteration:

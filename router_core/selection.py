@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from router_core.errors import NoWorker
 from router_core.plan import Plan
 from router_core.types import Decision, Exchange, Worker, WorkerState
 from router_core.workers import WorkerTable
+
+_LOWEST: Final = float("-inf")
 
 
 def select_worker(exchange: Exchange, plan: Plan, workers: WorkerTable, *, hold_for_starting: bool = False) -> Worker:
@@ -17,9 +20,9 @@ def select_worker(exchange: Exchange, plan: Plan, workers: WorkerTable, *, hold_
     """
     if exchange.left_out:
         exchange.left_out.clear()
-    candidates: Sequence[Worker] = workers.ready()
+    candidates = workers.ready()
     if exchange.excluded_workers:
-        candidates = [worker for worker in candidates if worker not in exchange.excluded_workers]
+        candidates = tuple(worker for worker in candidates if worker not in exchange.excluded_workers)
     out: dict[str, str] = {}
     scores: dict[Worker, float] = {}
     chosen: Worker | None = None
@@ -52,12 +55,13 @@ def _out_for_now(
     return waits_for
 
 
-def _highest(candidates: Sequence[Worker], scores: dict[Worker, float]) -> Worker:
+def _highest(candidates: tuple[Worker, ...], scores: dict[Worker, float]) -> Worker:
     """The highest score; of equals the one that was picked longest ago, so that ties rotate."""
     best = candidates[0]
-    highest = scores.get(best, 0.0)
+    highest = _LOWEST
     for worker in candidates:
-        score = scores.get(worker, 0.0)
+        known = scores.get(worker)
+        score = known if known is not None else 0.0
         if score > highest or (score == highest and worker.last_pick < best.last_pick):
             best, highest = worker, score
     return best

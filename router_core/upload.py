@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from typing import Final
 
 from router_core.deadline import stopped
 from router_core.errors import Reject, RouterError
@@ -13,6 +14,9 @@ STREAM_BYTES = 256 * 1024
 """Unsent bytes of a streamed upload above which the client is not read: back-pressure."""
 FULL_S = 1.0
 """Seconds after which a full buffer is looked at: has the client left unseen, is a held body to be refused?"""
+
+NO_PIECES: Final[deque[bytes]] = deque(maxlen=0)
+"""In place of pieces until there are some: most bodies come whole."""
 
 
 class Upload:
@@ -41,7 +45,7 @@ class Upload:
         self.is_declared = is_declared
         self._max_body_bytes = max_body_bytes
         self._max_held_bytes = max_held_bytes
-        self._pieces: deque[bytes] = deque()
+        self._pieces = NO_PIECES
         self._buffered = 0
         self._received = 0
         self._is_complete = not is_declared
@@ -65,9 +69,22 @@ class Upload:
         if self._received > self._max_body_bytes:
             raise self._too_long()
         if piece and not self._is_complete:
-            self._pieces.append(piece)
+            self._keep(piece)
             self._buffered += len(piece)
             self._tell()
+
+    def put_whole(self, body: bytes) -> None:
+        """All of it, where nothing was put in before. Raises Reject (413) above the bound."""
+        self._received = self._buffered = len(body)
+        if self._received > self._max_body_bytes:
+            raise self._too_long()
+        self._whole = body
+        self.finish()
+
+    def _keep(self, piece: bytes) -> None:
+        if self._pieces is NO_PIECES:
+            self._pieces = deque()
+        self._pieces.append(piece)
 
     def finish(self) -> None:
         """That was all."""
@@ -153,7 +170,7 @@ class Upload:
             raise RuntimeError("the body was streamed to a worker: it cannot be sent a second time")
         self._is_streaming = True
         if self._whole:  # it has come since the stream was made, and somebody asked for all of it
-            self._pieces.append(self._whole)
+            self._keep(self._whole)
             self._whole = None
 
     async def take(self) -> bytes:

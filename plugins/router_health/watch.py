@@ -19,7 +19,8 @@ RECORD: Final = StateKey[HealthRecord]("health record")
 PATH = StateKey[ProbePath]("health probe path")
 LEARNT: Final = StateKey[int]("attempts that health knows of")
 
-ANSWERED, STARTING = Sign.ANSWERED, WorkerState.STARTING
+ANSWERED: Final = Sign.ANSWERED
+STARTING: Final = WorkerState.STARTING
 
 
 class Watch:

@@ -71,7 +71,7 @@ class Retry:
     @hookimpl
     def response_start(self, exchange: Exchange, answer: Answer) -> None:
         if exchange.attempts:
-            answer.headers.set_raw(ATTEMPTS_HEADER, b"%d" % len(exchange.attempts))
+            answer.headers.set_raw(ATTEMPTS_HEADER, str(len(exchange.attempts)).encode())
 
     @hookimpl
     def metrics(self) -> str:

@@ -107,7 +107,8 @@ class SessionAffinity:
     # ----------------------------------------------------------------------------------------------- during a request
     @hookimpl
     def identify(self, exchange: Exchange) -> Identity | None:
-        if exchange.settings(self).key == GROUP and (group := exchange.request.headers.get(GROUP_HEADER)):
+        group = exchange.request.headers.get(GROUP_HEADER)
+        if group and exchange.settings(self).key == GROUP:
             return Identity(group=group)
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from router_core import Headers, Reject, Worker
 
@@ -48,8 +48,8 @@ NO_WISH: Final = Wish()
 
 def read_wish(headers: Headers, *, pins_are_hard: bool) -> Wish:
     """Reads the headers of a request. Raises Reject (400) naming the one that is wrong."""
-    for field, _ in headers.raw:
-        if field in _NAMES:
+    for pair in cast("list[tuple[bytes, ...]]", headers.raw):
+        if pair[0] in _NAMES:
             break
     else:
         return NO_WISH  # as most often
@@ -93,9 +93,9 @@ def pinned_workers(pin: Pin, found: Sequence[Worker]) -> list[Worker]:
 def tell_worker(worker: Worker, headers: Headers) -> None:
     """Says in an answer where it came from, in the words of a pin; whatever the worker itself said there goes."""
     fields = headers.raw
-    for field, _ in fields:
-        if field in _TOLD:
+    for pair in cast("list[tuple[bytes, ...]]", fields):
+        if pair[0] in _TOLD:
             fields[:] = [pair for pair in fields if pair[0] not in _TOLD]
             break
     fields.append((_TOLD[0], worker.base_id.encode()))
-    fields.append((_TOLD[1], b"%d" % (worker.dp_rank or 0)))
+    fields.append((_TOLD[1], str(worker.dp_rank).encode() if worker.dp_rank else b"0"))

@@ -14,6 +14,16 @@ from router_core.headers import Headers
 MAX_COLLECTED_BYTES = 1 << 30
 
 
+class Arriving:
+    """The chunks of an answer that may be here all at once."""
+
+    __slots__ = ()
+
+    def take_whole(self) -> bytes | None:
+        """Everything at once, if it is all here and nothing of it was read; else None."""
+        raise NotImplementedError
+
+
 class Answer:
     """Status, headers and body of a reply. The body is a stream (``chunks``) until somebody awaits `body`."""
 
@@ -89,8 +99,8 @@ class Answer:
     def arrived_body(self) -> bytes | None:
         """The whole body, if every byte of it is here by now; else None, and the chunks are as they were."""
         if self._body is None:
-            take = getattr(self._chunks, "take_whole", None)
-            if take is not None and (body := take()) is not None:
+            chunks: object = self._chunks
+            if isinstance(chunks, Arriving) and (body := chunks.take_whole()) is not None:
                 self._body, self._chunks = body, None
         return self._body
 
@@ -124,7 +134,7 @@ class Answer:
 
 def _check(chunks: object) -> None:
     """Raises TypeError for what is no stream: an ``async for`` over it ends the process where mypyc compiled it."""
-    if chunks is not None and not hasattr(chunks.__class__, "__aiter__"):
+    if chunks is not None and not isinstance(chunks, Arriving) and not hasattr(chunks.__class__, "__aiter__"):
         raise TypeError(f"chunks are an asynchronous iterator of bytes, not {chunks!r}")
 
 

@@ -186,7 +186,7 @@ class Exchange:
         """Profile and plugins that the request's own headers asked for."""
         self.outliving: asyncio.Task[Any] | None = None
         """What `outlive_client` started."""
-        self._settings: Mapping[int, Any] | None = None
+        self._settings: dict[int, Any] | None = None
         self._spawn: Spawn | None = None
         self._interrupt: Callable[[], object] | None = None
         self._on_abort: Callable[[], object] | None = None
@@ -259,7 +259,7 @@ class Exchange:
             asyncio.get_running_loop().call_later(STOP_AGAIN_S, self._stop)
 
     # for the core
-    def serve_by(self, settings: Mapping[int, Any], spawn: Spawn) -> None:
+    def serve_by(self, settings: dict[int, Any], spawn: Spawn) -> None:
         """Its plan is known: the settings of its plugins by the ``id`` of each, and who runs background work."""
         self._settings, self._spawn = settings, spawn
 

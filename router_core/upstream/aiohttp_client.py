@@ -106,7 +106,7 @@ class AiohttpUpstream:
             await self._connector.close()
 
 
-class _Exchange:
+class _Exchange(Incoming):
     """One request and answer on one connection."""
 
     __slots__ = (
@@ -116,9 +116,7 @@ class _Exchange:
         "_is_over",
         "_payload",
         "_upload",
-        "headers",
         "protocol",
-        "status",
     )
 
     def __init__(self, connection: Any, base_url: str) -> None:

@@ -19,7 +19,7 @@ from router_core.errors import RouterError, WorkerLost, WorkerProtocolError
 from router_core.headers import IN_LOWER_CASE, RawHeaders, add_lines, end_to_end
 from router_core.outbox import Outbox
 from router_core.request_task import RUNNING, RequestTask
-from router_core.upstream.interface import Outgoing
+from router_core.upstream.interface import Incoming, Outgoing
 
 HIGH_WATER_BYTES: Final = 256 * 1024
 """Unread bytes of an answer above which its worker is not read any more."""
@@ -29,22 +29,37 @@ MAX_HEAD_BYTES: Final = 1 << 20
 COPIED_BYTES: Final = 64 * 1024
 """A body below this goes out in one write with its head; copying a longer one would cost more than a second write."""
 
+KEPT_TARGETS: Final = 32
+KEPT_TARGET_BYTES: Final = 128
+
 
 class Address:
     """A worker's base URL taken apart once."""
 
-    __slots__ = ("base_url", "host", "host_line", "is_literal", "port", "prefix")
+    __slots__ = ("_first_lines", "_host_line", "base_url", "host", "is_literal", "port", "prefix")
 
     def __init__(self, base_url: str) -> None:
         self.base_url = base_url
         address, slash, prefix = base_url.removeprefix("http://").partition("/")
         self.prefix = (slash + prefix).encode()
-        self.host_line = b"\r\nhost: " + address.encode() + b"\r\n"
+        self._host_line = b" HTTP/1.1\r\nhost: " + address.encode()
+        self._first_lines: dict[bytes, bytes] = {}
         host, colon, port = address.rpartition(":")
         if not colon or address.endswith("]"):
             host, port = address, "80"
         self.host, self.port = host.strip("[]"), int(port)
         self.is_literal = _is_ip_address(self.host)
+
+    def first_lines(self, method: str, target: bytes) -> bytes:
+        """The request line and Host, remembered for the POST of each target: most are the same few."""
+        lines = self._first_lines.get(target)
+        if lines is None or method != "POST":
+            lines = b"%b %b%b%b" % (method.encode(), self.prefix, target, self._host_line)
+            if method == "POST" and len(target) <= KEPT_TARGET_BYTES:
+                if len(self._first_lines) >= KEPT_TARGETS:
+                    self._first_lines.clear()
+                self._first_lines[target] = lines
+        return lines
 
 
 class Connection(asyncio.Protocol):
@@ -87,19 +102,17 @@ class Connection(asyncio.Protocol):
         answer = self._answer = H1Answer(self, has_body=request.method != "HEAD")
         self._head_bytes = 0
         address, body, stream = self.address, request.body, request.stream
-        parts = [request.method.encode(), b" ", address.prefix, request.target, b" HTTP/1.1", address.host_line]
-        add_lines(parts, request.headers)
+        lines = [address.first_lines(request.method, request.target)]
+        add_lines(lines, request.headers)
         if body is not None:
-            parts.append(b"content-length: %d\r\n\r\n" % len(body))
-            if len(body) < COPIED_BYTES:
-                parts.append(body)
-        elif stream is None:
-            parts.append(b"\r\n")
-        elif request.length is None:
-            parts.append(b"transfer-encoding: chunked\r\n\r\n")
-        else:
-            parts.append(b"content-length: %d\r\n\r\n" % request.length)
-        self._unsent = b"".join(parts)
+            lines.append(b"content-length: " + str(len(body)).encode())  # half of what a format costs
+        elif stream is not None and request.length is not None:
+            lines.append(b"content-length: " + str(request.length).encode())
+        elif stream is not None:
+            lines.append(b"transfer-encoding: chunked")
+        lines.append(b"")
+        lines.append(body if body is not None and len(body) < COPIED_BYTES else b"")
+        self._unsent = b"\r\n".join(lines)
         self._on_write = on_write
         is_small = (
             stream is None and len(self._unsent) < 2 * COPIED_BYTES and (body is None or len(body) < COPIED_BYTES)
@@ -254,7 +267,7 @@ class Connection(asyncio.Protocol):
             self._answer.is_whole = self._answer.has_head
 
 
-class H1Answer:
+class H1Answer(Incoming):
     """The answer of one exchange: `Incoming`. Its connection fills it."""
 
     __slots__ = (
@@ -270,13 +283,11 @@ class H1Answer:
         "error",
         "has_body",
         "has_head",
-        "headers",
         "is_clean",
         "is_paused",
         "is_sent",
         "is_whole",
         "pieces",
-        "status",
     )
 
     def __init__(self, connection: Connection, *, has_body: bool) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import Callable
 
 from router_core.deadline import within
@@ -85,7 +84,8 @@ class Pool:
     def __init__(self, base_url: str, outbox: Outbox) -> None:
         self._address = Address(base_url)
         self._outbox = outbox
-        self._idle: deque[Connection] = deque()
+        self._idle: list[Connection] = []
+        """The one that was used last comes last."""
 
     def take(self) -> Connection | None:
         """An idle connection; its worker may have closed it meanwhile (`H1Answer.is_unsent`)."""
@@ -97,8 +97,9 @@ class Pool:
 
     def expire(self, before: float) -> None:
         """Closes what has been idle since ``before`` (loop time)."""
-        while self._idle and self._idle[0].idle_since < before:
-            self._idle.popleft().drop()
+        idle = self._idle
+        while idle and idle[0].idle_since < before:
+            idle.pop(0).drop()
 
     async def open(self, timeout_s: float, max_field_bytes: int) -> Connection:
         """A new connection. Raises WorkerUnreachable."""

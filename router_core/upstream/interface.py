@@ -30,8 +30,10 @@ class Outgoing:
         """Length of the streamed body in bytes, None for chunked."""
 
 
-class Incoming(Protocol):
-    """A worker's answer; the head is there."""
+class Incoming:
+    """A worker's answer; the head is there. (A base and no protocol, as `Inbound` is.)"""
+
+    __slots__ = ("headers", "status")
 
     status: int
     headers: RawHeaders
@@ -39,18 +41,22 @@ class Incoming(Protocol):
 
     async def read(self) -> bytes:
         """The next piece of the body, ``b""`` once it is whole. Raises WorkerLost, WorkerProtocolError."""
+        raise NotImplementedError
 
     def pass_to(self, take: Callable[[bytes], bool]) -> None:
         """Has ``take`` called with a piece while somebody waits in `read`, who then waits on.
 
         Where it answers False, `read` gives the piece, as it gives the last one. Not every client does so.
         """
+        raise NotImplementedError
 
     def take_whole(self) -> bytes | None:
         """The whole body in place of every `read`, if it is all there and nothing of it was read; else None."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Gives the connection up; one whose answer is whole goes back to the pool."""
+        raise NotImplementedError
 
 
 class Upstream(Protocol):
