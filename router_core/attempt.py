@@ -161,8 +161,10 @@ class Relay(Arriving):
         if self._attempt.outcome is not None or (body := self._incoming.take_whole()) is None:
             return None
         self._is_whole = True
-        self._attempts.touch(self._attempt)
-        self._attempts.end(self._attempt, passed(self._attempt.status or 0))
+        attempt = self._attempt
+        self._attempts.end(attempt, passed(attempt.status or 0))
+        if attempt.ended_at is not None:
+            attempt.worker.last_byte_at = attempt.ended_at
         return body
 
     async def aclose(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -58,7 +58,7 @@ class FastCycle(Inbound):
         "task",
     )
 
-    message_event = _NoEvent()
+    message_event: ClassVar[_NoEvent] = _NoEvent()
 
     def __init__(self, connection: Protocol, path: bytes, query: bytes, session_id: str | None) -> None:
         parser = connection.parser

@@ -66,6 +66,13 @@ class Headers:
         key = _key(name)
         return [value.decode("latin-1") for field, value in self.raw if field == key]
 
+    def get_raw(self, name: bytes) -> bytes | None:
+        """`get` with a lower-case name, and without decoding: what costs least."""
+        for pair in cast("Boxed", self.raw):
+            if pair[0] == name:
+                return pair[1]
+        return None
+
     def set(self, name: str, value: str) -> None:
         """Replaces every field of this name by one, at the end. Raises ValueError as `add` does."""
         self.set_raw(*_checked(name, value))
@@ -150,14 +157,9 @@ def is_fit_to_send(raw: RawHeaders) -> bool:
     )
 
 
-_BEGUN_LINES: Final = {name: name + b": " for name in _USUAL}
-
-
 def add_lines(lines: list[bytes], raw: RawHeaders) -> None:
     """Adds the line of each field as it is written, without its end."""
-    for name, value in raw:
-        begun = _BEGUN_LINES.get(name)
-        lines.append(name + b": " + value if begun is None else begun + value)
+    lines += [b": ".join(pair) for pair in cast("Boxed", raw)]
 
 
 def decimal(digits: bytes) -> int:

@@ -23,7 +23,7 @@ from router_core import (
 )
 from router_session_affinity.place import Gate, place, place_by_hash
 from router_session_affinity.ring import HashRing
-from router_session_affinity.rules import GROUP, GROUP_HEADER, SESSION, Affinity, Key, Rules
+from router_session_affinity.rules import GROUP, GROUP_FIELD, SESSION, Affinity, Key, Rules
 from router_session_affinity.settings import SessionAffinitySettings
 from router_session_affinity.table import SessionTable, Turn
 from router_session_affinity.wish import Pin, pinned_workers, read_boolean, tell_worker
@@ -107,9 +107,9 @@ class SessionAffinity:
     # ----------------------------------------------------------------------------------------------- during a request
     @hookimpl
     def identify(self, exchange: Exchange) -> Identity | None:
-        group = exchange.request.headers.get(GROUP_HEADER)
+        group = exchange.request.headers.get_raw(GROUP_FIELD)
         if group and exchange.settings(self).key == GROUP:
-            return Identity(group=group)
+            return Identity(group=group.decode("latin-1"))
         return None
 
     @hookimpl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from router_core import Exchange, Reject, Worker
 from router_session_affinity.place import Gate
@@ -10,6 +11,7 @@ from router_session_affinity.table import Turn
 from router_session_affinity.wish import Pin, Wish, read_wish
 
 GROUP_HEADER = "x-prompt-id"
+GROUP_FIELD: Final = GROUP_HEADER.encode()
 SESSION, GROUP = "session", "group"
 
 Key = tuple[str, str]

@@ -20,7 +20,7 @@ from yarl import URL
 
 from router_core.errors import WorkerLost, WorkerProtocolError, WorkerUnreachable
 from router_core.headers import RawHeaders, end_to_end, is_fit_to_send
-from router_core.upstream.interface import IDLE_S, Incoming, Outgoing
+from router_core.upstream.interface import IDLE_S, Incoming, Outgoing, Upstream
 
 HIGH_WATER_BYTES = 1 << 16
 """Unread bytes of an answer above which its worker is not read (twice this, for aiohttp)."""
@@ -36,7 +36,7 @@ class _Address:
     is_tls: bool
 
 
-class AiohttpUpstream:
+class AiohttpUpstream(Upstream):
     """`Upstream` on aiohttp, one level below its ClientSession."""
 
     def __init__(self, *, connect_timeout_s: float, max_field_bytes: int) -> None:

@@ -14,12 +14,12 @@ from router_core.errors import WorkerUnreachable
 from router_core.outbox import Outbox
 from router_core.upstream.aiohttp_client import AiohttpUpstream
 from router_core.upstream.connection import Address, Connection
-from router_core.upstream.interface import IDLE_S, Incoming, Outgoing
+from router_core.upstream.interface import IDLE_S, Incoming, Outgoing, Upstream
 
 MAX_POOLED_WORKERS = 10_000
 
 
-class H1Upstream:
+class H1Upstream(Upstream):
     """`Upstream` for plain HTTP; workers behind TLS go through aiohttp."""
 
     def __init__(self, *, connect_timeout_s: float, max_field_bytes: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
 
 from router_core.headers import RawHeaders
 
@@ -59,8 +58,10 @@ class Incoming:
         raise NotImplementedError
 
 
-class Upstream(Protocol):
+class Upstream:
     """A client for data traffic."""
+
+    __slots__ = ()
 
     async def send(self, request: Outgoing, on_write: Callable[[], None]) -> Incoming:
         """Sends and waits for the answer's head. ``on_write`` is called before the first byte is written.
@@ -68,5 +69,7 @@ class Upstream(Protocol):
         Raises WorkerUnreachable (nothing was sent), WorkerLost, WorkerProtocolError, and what ``request.stream``
         raises. Cancelling it closes the connection.
         """
+        raise NotImplementedError
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        raise NotImplementedError
