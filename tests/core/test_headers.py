@@ -1,15 +1,20 @@
 """Header lists: ordered, repeated, raw; what passes a hop and what does not."""
 
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router_core import Headers
+from router_core import Headers, headers
 from router_core.headers import (
     HOP_BY_HOP,
     SERVER,
     content_length,
+    decimal,
     end_to_end,
+    fields_to_send,
     http_date,
     is_fit_to_send,
     named_by_connection,
@@ -111,3 +116,27 @@ def test_a_declared_length(values: list[bytes], length: int | None) -> None:
 def test_the_date_is_that_of_rfc_9110() -> None:
     assert http_date().endswith(b" GMT")
     assert len(http_date()) == 29
+
+
+def test_the_date_is_that_of_this_second_whichever_way_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for now in (1_000.0, 1_000.999, 1_001.0, 5_000.5, 1_000.2, 0.0):
+        monkeypatch.setattr(headers, "_NOW", lambda now=now: now)
+        assert parsedate_to_datetime(http_date().decode()) == datetime.fromtimestamp(int(now), UTC)
+
+
+@given(st.binary(max_size=24) | st.text("0123456789", max_size=24).map(str.encode))
+@example(b"00000000000000000007")
+@example(b"1" * 21)
+@example(b"9" * 20)
+def test_a_decimal_is_what_int_says_of_digits_alone(digits: bytes) -> None:
+    assert decimal(digits) == (int(digits) if digits.isdigit() and len(digits) <= 20 else -1)
+
+
+def test_names_that_pass_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headers, "_PASSING", set(headers._PASSING))
+    raw = [(b"X-%d" % number, b"v") for number in range(headers.MAX_PASSING + 50)]
+    for _ in range(2):
+        fields, length = fields_to_send([*raw, (b"Date", b"now"), (b"TE", b"x")], may_have_length=True)
+        assert fields == [*((name.lower(), value) for name, value in raw), (b"date", b"now"), (b"server", SERVER)]
+        assert length is None
+    assert len(headers._PASSING) <= headers.MAX_PASSING

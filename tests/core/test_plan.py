@@ -953,6 +953,25 @@ async def test_scores_are_weighted_and_summed(serve: Serve) -> None:
         assert await served_by(router, 2) == [b.url, b.url]
 
 
+async def test_scores_in_any_order_and_below_nothing_choose_the_highest(serve: Serve) -> None:
+    async with ScriptedWorker() as a, ScriptedWorker() as b:
+        for is_reversed in (False, True):
+
+            def judge(workers: Any, is_reversed: bool = is_reversed) -> Any:
+                pairs = [(workers[0], 0.2), (workers[1], 0.7)]
+                return dict(reversed(pairs) if is_reversed else pairs)
+
+            judging_ = judging(score_workers=judge)
+            router = await serve(a, b, classes=(judging_,))
+            assert await served_by(router, 2) == [b.url, b.url]
+
+            class Settings(PluginSettings):
+                weight: float = -3.0
+
+            router = await serve(a, b, classes=(type("Judging", (judging_,), {"Settings": Settings}),))
+            assert await served_by(router, 2) == [a.url, a.url]
+
+
 async def test_without_opinions_the_workers_take_turns(serve: Serve) -> None:
     async with ScriptedWorker() as a, ScriptedWorker() as b, ScriptedWorker() as c:
         router = await serve(a, b, c)

@@ -358,6 +358,16 @@ async def test_the_body_is_whole_once_it_came() -> None:
     inbound.close()
 
 
+async def test_a_body_that_came_whole_is_read_or_streamed() -> None:
+    upload = upload_of()
+    upload.put_whole(b"ab")
+    assert (upload.is_complete, upload.whole, await upload.read_all(), upload.is_full) == (True, b"ab", b"ab", False)
+    assert b"".join([part async for part in upload.stream()]) == b"ab"
+    assert (upload.is_streamed, upload.whole) == (True, None)
+    with pytest.raises(Reject, match="longer than 1 bytes"):
+        upload_of(max_body_bytes=1).put_whole(b"ab")
+
+
 async def test_a_body_that_is_asked_for_before_its_stream_begins_is_streamed_all_the_same() -> None:
     upload = upload_of()
     upload.put(b"a")

@@ -11,7 +11,7 @@ import pytest
 
 from router_core.errors import AttemptWithdrawn, WorkerLost
 from router_core.outbox import Outbox
-from router_core.upstream.connection import Address, Connection
+from router_core.upstream.connection import KEPT_TARGET_BYTES, KEPT_TARGETS, Address, Connection
 from router_core.upstream.interface import Outgoing
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -249,3 +249,14 @@ async def test_nothing_is_taken_once_who_waited_has_gone(worker: Worker) -> None
     await end_of_turn()
     worker.connection.data_received(b"two")
     assert (taken, answer.buffered, waits.cancelled()) == ([], 6, True)
+
+
+def test_the_first_lines_of_a_target_are_its_own_and_bounded_in_number() -> None:
+    address = Address("http://w:1/prefix")
+    targets = [b"/generate", *(b"/%d?a=b" % number for number in range(2 * KEPT_TARGETS)), b"/" * KEPT_TARGET_BYTES * 2]
+    for target in targets * 2:
+        for method in ("POST", "GET", "POST"):
+            wanted = b"%b /prefix%b HTTP/1.1\r\nhost: w:1" % (method.encode(), target)
+            assert address.first_lines(method, target) == wanted
+    assert 0 < len(address._first_lines) <= KEPT_TARGETS
+    assert max(map(len, address._first_lines)) <= KEPT_TARGET_BYTES
