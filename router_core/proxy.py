@@ -118,7 +118,8 @@ class Proxy:
                 outcome = Outcome(kind, None, "cancelled", "the server gave the request up")
                 if exchange.outliving is not None:
                     exchange.outliving.cancel()
-                fatal = _Held(error)
+                _forget_trace(error)
+                fatal = _Held(asyncio.CancelledError(*error.args))  # not the one that an attempt may keep
         except BaseException as error:  # noqa: BLE001  # raised again, once the exchange has ended
             fatal = _Held(error)
         exchange.on_interrupt(None)
@@ -242,11 +243,14 @@ class Proxy:
         cause = await _cause(exchange, error)
         if answer is not None:
             await _give_up(answer)
-        return answer_for(cause, exchange), outcome_of(cause)
+        told = answer_for(cause, exchange), outcome_of(cause)
+        _forget_trace(cause)
+        return told
 
     @staticmethod
     def _broken(exchange: Exchange, error: Exception) -> Outcome:
         log.warning("%r broke after its answer had begun: %r", exchange, error)
+        _forget_trace(error)
         return outcome_of(error)
 
     def _stamp(self, exchange: Exchange, plan: Plan, answer: Answer) -> None:
@@ -373,9 +377,13 @@ def _forget_traces(exchange: Exchange, upload: Upload) -> None:
 
 
 def _forget_trace(error: BaseException | None) -> None:
-    while error is not None and error.__traceback__ is not None:
-        error.__traceback__ = None
-        error = error.__context__
+    """Its own, and that of what it came of."""
+    errors = [error]
+    while errors:
+        each = errors.pop()
+        if each is not None and each.__traceback__ is not None:
+            each.__traceback__ = None
+            errors += (each.__cause__, each.__context__)
 
 
 def _uncancel() -> None:

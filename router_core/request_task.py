@@ -194,6 +194,8 @@ class RequestTask(asyncio.BaseProtocol):
         if failure is not None:
             self._is_cancelled = isinstance(failure, CancelledError)
             self._error = failure
+            if failure.__traceback__ is not None:
+                failure.__traceback__ = failure.__traceback__.tb_next  # without the frame of the step, which holds this
             if isinstance(failure, KeyboardInterrupt):
                 self._loop.call_soon(_interrupt)
         on_end, self._on_end = self._on_end, None

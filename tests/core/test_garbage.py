@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
+from router_core import Answer, CallNext, Exchange, Reject, hookimpl
 from router_core.testing import Faults, NoAnswerError, RawClient, ScriptedWorker, build_request, exchange_once, reply
 from router_core.testing.router import RunningRouter, running_router
 from tests.garbage import garbage
@@ -126,4 +128,100 @@ async def test_nothing_of_an_exchange_is_left_to_the_collector(load: Load, front
                 while running:  # noqa: ASYNC110  # nothing tells that the last exchange has ended
                     await asyncio.sleep(0)
             await asyncio.sleep(0.05)
+        assert {name: count for name, count in found.items() if count >= COUNT} == {}
+
+
+# ------------------------------------------------------------------------------------------------ hooks that go wrong
+async def raises() -> None:
+    raise ValueError("x")
+
+
+async def raises_later() -> None:
+    await asyncio.sleep(0)
+    await raises()
+
+
+async def refuses() -> None:
+    raise Reject(429, "enough", "that is enough")
+
+
+async def awaits_what_fails() -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.set_exception, ValueError("x"))
+    await future
+
+
+async def awaits_a_task_that_fails() -> None:
+    await asyncio.create_task(raises())
+
+
+async def takes_too_long() -> None:
+    await asyncio.sleep(10)
+
+
+async def cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+Fault = Callable[[], Awaitable[None]]
+
+
+def failing(hook: str, fault: Fault) -> type:
+    """A plugin that goes wrong at a hook; ``around_upstream`` before, and ``after_upstream`` after its call."""
+
+    @hookimpl
+    async def around_upstream(self: object, exchange: Exchange, call_next: CallNext) -> Answer:
+        if hook == "around_upstream":
+            await fault()
+        answer = await call_next(exchange)
+        await fault()
+        return answer
+
+    async def told(self: object, exchange: Exchange) -> None:
+        await fault()
+
+    told.__name__ = hook
+    call = around_upstream if hook.endswith("_upstream") else hookimpl(told)
+    return type("Failing", (), {call.__name__: call})
+
+
+FAULTS = (raises, raises_later, refuses, awaits_what_fails, awaits_a_task_that_fails, takes_too_long, cancels_itself)
+HOOKS = ("request_start", "around_upstream", "after_upstream", "attempt_start", "response_start")
+WRONG = [
+    (hook, fault)
+    for hook in HOOKS
+    for fault in FAULTS
+    if fault is not takes_too_long or not hook.endswith("_upstream")  # a layer may take as long as a generation does
+]
+
+
+@pytest.mark.parametrize(("hook", "fault"), WRONG, ids=[f"{hook}-{fault.__name__}" for hook, fault in WRONG])
+async def test_nothing_of_an_exchange_whose_hook_goes_wrong_is_left_to_the_collector(hook: str, fault: Fault) -> None:
+    """Not its frames either, which a trace holds, and with them the body."""
+    async with (
+        ScriptedWorker() as worker,
+        running_router(
+            [worker.url],
+            enabled=("metrics", "retry", "least_inflight"),
+            classes=[failing(hook, fault)],
+            router={"hook_timeout_s": 0.01},
+        ) as router,
+    ):
+        worker.say("some words", times=None)
+        statuses: list[int] = []
+
+        async def load() -> None:
+            for _ in range(COUNT):
+                with suppress(NoAnswerError):
+                    statuses.append((await exchange_once(router.port, json=ASK)).status)
+
+        await load()
+        with garbage() as found:
+            await load()
+            await asyncio.sleep(0.05)
+        wanted = {refuses: [429] * 2 * COUNT, cancels_itself: []}.get(fault, [500] * 2 * COUNT)
+        assert statuses == wanted
         assert {name: count for name, count in found.items() if count >= COUNT} == {}
