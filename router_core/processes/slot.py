@@ -101,3 +101,8 @@ class Slot:
         self.has_joined = self.is_in = self.is_ready = False
         self.waits_for_state.clear()
         return gone
+
+    def close(self) -> None:
+        """No process will be there any more."""
+        self.taking.close()
+        self.giving.close()

@@ -89,6 +89,8 @@ class Supervisor:
             keeper.add_done_callback(self._kept)
         await self._stopping.wait()
         await self._end(keepers)
+        for slot in self._slots:
+            slot.close()
         if self._error is not None:
             raise self._error
         if not self._joining.has_begun:

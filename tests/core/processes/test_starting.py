@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import marshal
 import resource
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -95,6 +96,13 @@ async def test_a_port_that_another_router_shares_among_its_own_is_taken(start_tw
     router = await start_two()
     status, _, told = await command("serve", "--processes", "2", "--port", str(router.port))
     assert (status, "Address already in use" in told) == (2, True)
+
+
+async def test_who_stops_leaves_nothing_open(start_two: Any) -> None:
+    router = await start_two(env={"PYTHONWARNINGS": "always::ResourceWarning"})
+    router.signal(signal.SIGTERM)
+    status, told = await router.wait()
+    assert (status, [line for line in told.splitlines() if "ResourceWarning" in line]) == (0, [])
 
 
 async def test_nobody_outside_can_pass_for_another_process(start_two: Any) -> None:
