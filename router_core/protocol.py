@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import select
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -218,7 +218,7 @@ class Protocol(HttpToolsProtocol):
         cycle = self.cycle
         if self._is_amid_head or (cycle is not None and not (cycle.response_complete and self._is_received(cycle))):
             return False
-        return bool(self.transport.get_write_buffer_size() == 0)
+        return cast("OutboxTransport", self.transport).get_write_buffer_size() == 0
 
     def _is_received(self, cycle: Any) -> bool:
         return not cycle.more_body

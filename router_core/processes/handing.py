@@ -17,6 +17,8 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from router_core.protocol import Protocol
+
 log = logging.getLogger("router_core")
 
 MAX_BYTES = 128 * 1024
@@ -109,7 +111,7 @@ class Handing:
 class Gate(asyncio.Protocol):
     """Before the protocol of a connection: looks at each request that begins. ``data`` is what another process read."""
 
-    def __init__(self, protocol: Any, handing: Handing, data: bytes | None = None) -> None:
+    def __init__(self, protocol: Protocol, handing: Handing, data: bytes | None = None) -> None:
         self._protocol = protocol
         self._handing = handing
         self._data = data
