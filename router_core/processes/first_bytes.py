@@ -40,8 +40,7 @@ class SessionFields:
             return unquote_to_bytes(parts[2]).decode("utf-8", "replace") if len(parts) > 2 else id_in(data[end + 4 :])
         head = data[:end].lower()
         for needle in self._needles:
-            if needle in head:  # which takes a third of what a search for its place does
-                at = head.find(needle) + len(needle)
+            if (at := head.find(needle) + len(needle)) >= len(needle):
                 return data[at : data.find(b"\r\n", at)].strip(b" \t").decode("latin-1")
         return None
 
