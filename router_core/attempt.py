@@ -14,7 +14,8 @@ from router_core.headers import Headers
 from router_core.holds import HoldQueue
 from router_core.plan import Plan
 from router_core.selection import select_worker
-from router_core.types import Answer, Arriving, Attempt, Exchange, Outcome, OutcomeKind
+from router_core.types import Answer, Attempt, Exchange, Outcome, OutcomeKind
+from router_core.types.answer import Arriving
 from router_core.upstream import Incoming, Outgoing, Upstream
 from router_core.workers import WorkerTable
 

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router_core.asgi_inbound import DEPARTURE, HAS_LEFT, Departure
 from router_core.errors import Reject
-from router_core.headers import content_length, one_date_and_server
+from router_core.headers import one_date_and_server
 from router_core.outbox import Outbox, OutboxTransport
 from router_core.types import Answer
 from router_core.upload import FULL_S
@@ -167,8 +167,10 @@ class Protocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             if any(name == b"transfer-encoding" for name, _ in self.headers):
                 self._framing = b"transfer-encoding: chunked"
-            elif length := content_length(self.headers):
-                self._framing = b"content-length: %d" % length
+            else:
+                for name, value in self.headers:
+                    if name == b"content-length" and value.strip(b"0 \t"):
+                        self._framing = b"content-length: " + value  # as the parser has taken it
 
     def on_message_complete(self) -> None:
         if self._framing is None:

@@ -4,7 +4,7 @@ Everything here belongs to one event loop. Plugins read these objects and change
 a hook's contract says so.
 """
 
-from router_core.types.answer import MAX_COLLECTED_BYTES, Answer, Arriving
+from router_core.types.answer import MAX_COLLECTED_BYTES, Answer
 from router_core.types.attempt import Attempt, Outcome, OutcomeKind
 from router_core.types.continued import KEPT_VERSION, TOKEN_FORM, InTokens, TokenForm
 from router_core.types.exchange import Decision, Exchange, Identity, Session
@@ -19,7 +19,6 @@ __all__ = [
     "ROUTED_EXPERTS",
     "TOKEN_FORM",
     "Answer",
-    "Arriving",
     "Attempt",
     "BodySource",
     "Decision",

@@ -19,6 +19,12 @@ class Arriving:
 
     __slots__ = ()
 
+    def __aiter__(self) -> Arriving:
+        return self
+
+    async def __anext__(self) -> bytes:
+        raise NotImplementedError
+
     def take_whole(self) -> bytes | None:
         """Everything at once, if it is all here and nothing of it was read; else None."""
         raise NotImplementedError

@@ -15,7 +15,6 @@ from typing import Any
 
 import aiohttp
 from aiohttp import http_exceptions
-from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from router_core.errors import WorkerLost, WorkerProtocolError, WorkerUnreachable
@@ -122,7 +121,7 @@ class _Exchange(Incoming):
     def __init__(self, connection: Any, base_url: str) -> None:
         self._connection = connection
         self._base_url = base_url
-        self.protocol: ResponseHandler = connection.protocol
+        self.protocol: Any = connection.protocol  # a ResponseHandler, whose answers are not what its stubs say
         self._payload: aiohttp.StreamReader | None = None
         self._upload: asyncio.Task[None] | None = None
         self._ends_by_close = False
@@ -189,6 +188,13 @@ class _Exchange(Incoming):
         if isinstance(error, http_exceptions.HttpProcessingError) and self._payload is not None:
             self._payload.set_exception(error)
 
+    def _forget_end(self) -> None:
+        """The connection lives on, and would hold this exchange."""
+        if (closed := self.protocol.closed) is not None:
+            closed.remove_done_callback(self._break_payload)
+            closed.remove_done_callback(_retrieve)  # once is enough
+            closed.add_done_callback(_retrieve)
+
     async def _next_message(self) -> Any:
         upload = self._upload
         if upload is None or (upload.done() and _failure(upload) is None):
@@ -241,6 +247,7 @@ class _Exchange(Incoming):
         return None
 
     def _finish(self) -> None:
+        self._forget_end()
         if self._upload is not None and (not self._upload.done() or _failure(self._upload) is not None):
             self.close()  # answered before it read the request: the connection holds half of it
         else:
@@ -251,10 +258,16 @@ class _Exchange(Incoming):
         if self._is_over:
             return
         self._is_over = True
+        self._forget_end()
         if self._upload is not None and not self._upload.cancel():
             _failure(self._upload)
         self.protocol.abort()  # at once, even where the worker does not take what was written
         self._connection.close()
+
+
+def _retrieve(closed: asyncio.Future[None]) -> None:
+    """Else asyncio complains that nobody asked how an idle connection ended."""
+    closed.exception()
 
 
 def _is_stale(connection: Any, is_tls: bool) -> bool:

@@ -493,6 +493,19 @@ async def scored(serve: Serve, scores: Callable[[Any], Any]) -> Any:
         return await exchange_once(router.port, json=ASK)
 
 
+@pytest.mark.parametrize("pair", [(), (b"x-one",), (b"a", b"b", b"c")])
+async def test_a_field_that_is_no_pair_sends_nothing(serve: Serve, pair: Any) -> None:
+    class Spoils:
+        @hookimpl
+        async def attempt_start(self, attempt: Attempt) -> None:
+            attempt.request.headers.raw.insert(0, pair)
+
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, classes=(Spoils,))
+        assert (await exchange_once(router.port, json=ASK)).status == 500
+        assert worker.requests == []
+
+
 class _Float(float):
     pass
 

@@ -68,6 +68,23 @@ async def test_a_body_behind_a_request_for_an_upgrade_is_no_request(serve: Serve
         assert [request.target for request in worker.requests] == [b"/generate"]
 
 
+@pytest.mark.parametrize("zeros", [1, 30])
+async def test_a_body_behind_an_upgrade_is_as_long_as_the_parser_says(serve: Serve, zeros: int) -> None:
+    async with ScriptedWorker() as worker:
+        router = await serve(worker, router={"max_body_bytes": 1000})
+        worker.handler = echo
+        body = b"GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
+        for headers in ([], H2C):
+            length = ("Content-Length", "0" * zeros + str(len(body)))
+            async with RawClient(router.port) as client:
+                await client.send(build_request(headers=[*headers, length], framed=False) + body)
+                assert (await client.read_answer()).body == b"POST /generate " + body
+                long = ("Content-Length", "0" * zeros + "1001")
+                await client.send(build_request(headers=[long, ("Expect", "100-continue")], framed=False))
+                assert (await client.read_answer()).status == 413
+        assert [request.target for request in worker.requests] == [b"/generate"] * 2
+
+
 NO_HTTP = [
     b"\x16\x03\x01\r\n\r\n",
     b"GET / HTTP/1.1\r\nno colon\r\n\r\n",

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from router_core import Answer, Headers, Reject
+from router_core.types.answer import Arriving
 
 
 class Stream:
@@ -32,6 +33,13 @@ async def test_a_stream_is_read_once_and_kept() -> None:
     assert answer.ready_body is None
     assert (await answer.body(), await answer.body(), answer.ready_body) == (b"ab", b"ab", b"ab")
     assert [chunk async for chunk in answer.chunks] == [b"ab"]
+
+
+async def test_chunks_that_are_none_are_an_error() -> None:
+    with pytest.raises(NotImplementedError):
+        await Answer(200, chunks=Arriving()).body()
+    with pytest.raises(TypeError, match="asynchronous iterator"):
+        Answer(200, chunks=b"chunks")  # type: ignore[arg-type]
 
 
 async def test_an_answer_too_long_to_keep_is_closed() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,6 +21,7 @@ from router_core.testing import (
     reply,
     reply_pieces,
 )
+from router_core.upstream import Incoming
 
 Route = Callable[..., Awaitable[Any]]
 ASK = {"text": "hi"}
@@ -299,7 +301,25 @@ async def test_an_unasked_answer_on_an_idle_connection_is_given_to_nobody(route:
         assert len(worker.connections) == 2
 
 
+@pytest.mark.parametrize("length", [b"000000000000000000000000000002", b"2 ", b"\t2"])
+async def test_a_length_may_be_written_in_odd_ways(route: Route, length: bytes) -> None:
+    async with ScriptedWorker() as worker:
+        worker.fault(Faults.raw(b"HTTP/1.1 200 OK\r\nContent-Length:" + length + b"\r\n\r\nok"))
+        answer = await exchange_once((await route(worker)).port, json=ASK)
+        assert (answer.status, answer.body, answer.clean) == (200, b"ok", True)
+
+
 # -------------------------------------------------------------------------------------------------- kept connections
+async def test_a_connection_keeps_nothing_of_its_exchanges(route: Route) -> None:
+    async with ScriptedWorker() as worker:
+        router = await route(worker)
+        async with RawClient(router.port) as client:
+            for _ in range(10):
+                assert (await client.request("POST", "/generate", json=ASK)).status == 200
+            gc.collect()
+            assert sum(isinstance(each, Incoming) for each in gc.get_objects()) <= 1
+
+
 async def test_a_connection_is_used_again(route: Route) -> None:
     async with ScriptedWorker() as worker:
         router = await route(worker)
