@@ -12,7 +12,9 @@ import asyncio
 import gc
 from collections.abc import Sized
 
-THRESHOLDS = (20_000, 50, 20)
+THRESHOLDS = (10_000, 100, 20)
+"""Of new objects a look is over at most so many: it holds the loop for 1 to 3 ms. A few hundred requests at once come
+and go below that."""
 LOOK_S = 1.0
 FEW = 100
 """Exchanges whose objects are soon looked through."""
