@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 from urllib.parse import unquote_to_bytes
 
 from router_core.access import DATA_ADDRESS, Access
@@ -19,7 +19,6 @@ log = logging.getLogger("router_core")
 
 KEPT_PATHS: Final = 4096
 KEPT_PATH_BYTES: Final = 256
-_NEW: Final = object()
 _PERCENT: Final = 0x25  # a number is found in bytes at a tenth of the cost
 
 Scope = MutableMapping[str, Any]
@@ -78,8 +77,8 @@ class Front:
         self.proxy = proxy
         self.routes = routes
         self.access = access
-        self._turns: dict[bytes, object] = {}
-        """What `turn` gives for paths that came before."""
+        self._turns: dict[bytes, tuple[bytes, str | None]] = {}
+        """What `turn` gives for proxied paths that came before."""
         self.is_ours: Callable[[str | None, RawHeaders], bool] | None = None
         """Whether a proxied request is this process's own, by the session of its path and its fields; None: all are."""
         self._start = start
@@ -92,11 +91,11 @@ class Front:
     def turn(self, raw_path: bytes) -> tuple[bytes, str | None] | None:
         """Path at the worker and session id of a request that is proxied; None where it belongs to our routes."""
         turns = self._turns
-        known = turns.get(raw_path, _NEW)
-        if known is not _NEW:
-            return cast("tuple[bytes, str | None] | None", known)
+        known = turns.get(raw_path)
+        if known is not None:
+            return known
         turn = passes_on(self.routes, raw_path)
-        if len(raw_path) <= KEPT_PATH_BYTES:
+        if turn is not None and len(raw_path) <= KEPT_PATH_BYTES:
             if len(turns) >= KEPT_PATHS:
                 turns.clear()
             turns[raw_path] = turn

@@ -105,8 +105,6 @@ class Attempts:
         for attempt in exchange.attempts:
             if attempt.outcome is None:
                 self.end(attempt, outcome if outcome.kind in FROM_OUTSIDE else given_up(attempt))
-            if attempt.error is not None:
-                attempt.error.__traceback__ = None  # its frames hold all of this, and it is held by it
 
     def touch(self, attempt: Attempt) -> None:
         """A byte came from the worker."""

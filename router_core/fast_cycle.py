@@ -23,8 +23,6 @@ _STATUS_LINES: Final = {status: line.removesuffix(b"\r\n") for status, line in S
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 EARLY_BYTES: Final = 64 * 1024
 """Bytes of a body above which a client is not read until its exchange begins."""
-NOTHING_EARLY: Final[list[bytes]] = []
-"""In place of what came early until something has; nothing is added to it."""
 COPIED_BYTES: Final = 64 * 1024
 """A body or chunk below this is written in one piece with its head or frame."""
 
@@ -77,7 +75,8 @@ class FastCycle(Inbound):
         self._transport: OutboxTransport = connection.transport
         self._flow: Flow = connection.flow
         self._expects_continue = connection.expect_100_continue
-        self._early = NOTHING_EARLY
+        self._early: list[bytes] | None = None
+        """What came before anybody opened the body."""
         self._early_bytes = 0
         self._is_received = False
         self._upload: Upload | None = None
@@ -96,11 +95,11 @@ class FastCycle(Inbound):
         self._upload, self._interrupt = upload, interrupt
         if self._expects_continue:
             self._transport.write(CONTINUE)
-        early, self._early = self._early, NOTHING_EARLY
-        if self._is_received and len(early) == 1 and not upload.is_complete:
+        early, self._early = self._early, None
+        if early is not None and len(early) == 1 and self._is_received and not upload.is_complete:
             upload.put_whole(early[0])
         else:
-            for piece in early:
+            for piece in early or ():
                 upload.put(piece)
             if self._is_received:
                 upload.finish()
@@ -120,7 +119,7 @@ class FastCycle(Inbound):
             return
         upload = self._upload
         if upload is None:
-            if self._early is NOTHING_EARLY:
+            if self._early is None:
                 self._early = []
             self._early.append(piece)
             self._early_bytes += len(piece)

@@ -139,9 +139,6 @@ class FastProtocol(Protocol):
         return cycle._is_received if isinstance(cycle, FastCycle) else super()._is_received(cycle)
 
     # ------------------------------------------------------------------ keep-alive: a timer that is not moved each time
-    def _unset_keepalive_if_required(self) -> None:
-        """It looks by itself whether the connection is idle."""
-
     def _look_in(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 

@@ -68,9 +68,9 @@ class Headers:
 
     def get_raw(self, name: bytes) -> bytes | None:
         """`get` with a lower-case name, and without decoding: what costs least."""
-        for pair in cast("Boxed", self.raw):
-            if pair[0] == name:
-                return pair[1]
+        for field, value in self.raw:
+            if field == name:
+                return value
         return None
 
     def set(self, name: str, value: str) -> None:
@@ -80,8 +80,8 @@ class Headers:
     def set_raw(self, name: bytes, value: bytes) -> None:
         """`set` with a lower-case name and a value that are known to be fit to send."""
         raw = self.raw
-        for pair in cast("Boxed", raw):
-            if pair[0] == name:
+        for field, _ in raw:
+            if field == name:
                 raw[:] = [pair for pair in raw if pair[0] != name]
                 break
         raw.append((name, value))
@@ -177,6 +177,12 @@ def decimal(digits: bytes) -> int:
     return number
 
 
+def stated_length(value: bytes) -> int:
+    """What a Content-Length states, with spaces around it or not; -1 where that is no number."""
+    length = decimal(value)
+    return length if length >= 0 else decimal(value.strip(b" \t"))
+
+
 _NOW: Final = time
 
 
@@ -233,15 +239,9 @@ def fields_to_send(raw: RawHeaders, *, may_have_length: bool) -> tuple[RawHeader
             fields.append(pair)
         elif name == _LENGTH:
             if may_have_length:  # else it would be that of another answer's body
-                if length >= 0:
-                    raise ValueError("more than one content length")
-                length = decimal(pair[1])
-                if length < 0:
-                    pair = (name, pair[1].strip(b" \t"))
-                    length = decimal(pair[1])
-                    if length < 0:
-                        raise ValueError("no content length")
-                fields.append(pair)
+                if length >= 0 or (length := stated_length(pair[1])) < 0:
+                    raise ValueError("no content length")
+                fields.append((name, pair[1].strip(b" \t")))
         elif name == b"date":
             if not has_date:
                 fields.append(pair)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, cast
 
-from router_core.headers import HOP_BY_HOP, Boxed, RawHeaders, decimal, named_by_connection
+from router_core.headers import HOP_BY_HOP, Boxed, RawHeaders, named_by_connection, stated_length
 
 PLUGINS_HEADER: Final = "x-router-plugins"
 PROFILE_HEADER: Final = "x-router-profile"
@@ -104,9 +104,7 @@ class RequestHead:
         self.fields = cast("RawHeaders", fields)
 
     def _declare(self, value: bytes) -> None:
-        length = decimal(value)
-        if length < 0:
-            length = decimal(value.strip())
+        length = stated_length(value)
         number = length if length >= 0 else None
         self.content_length = number if not self.is_declared or number == self.content_length else None
         self.is_declared = True

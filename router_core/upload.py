@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Final
 
 from router_core.deadline import stopped
 from router_core.errors import Reject, RouterError
@@ -14,9 +13,6 @@ STREAM_BYTES = 256 * 1024
 """Unsent bytes of a streamed upload above which the client is not read: back-pressure."""
 FULL_S = 1.0
 """Seconds after which a full buffer is looked at: has the client left unseen, is a held body to be refused?"""
-
-NO_PIECES: Final[deque[bytes]] = deque(maxlen=0)
-"""In place of pieces until there are some: most bodies come whole."""
 
 
 class Upload:
@@ -45,7 +41,8 @@ class Upload:
         self.is_declared = is_declared
         self._max_body_bytes = max_body_bytes
         self._max_held_bytes = max_held_bytes
-        self._pieces = NO_PIECES
+        self._pieces: deque[bytes] | None = None
+        """None until there are some: most bodies come whole."""
         self._buffered = 0
         self._received = 0
         self._is_complete = not is_declared
@@ -82,7 +79,7 @@ class Upload:
         self.finish()
 
     def _keep(self, piece: bytes) -> None:
-        if self._pieces is NO_PIECES:
+        if self._pieces is None:
             self._pieces = deque()
         self._pieces.append(piece)
 
@@ -136,8 +133,8 @@ class Upload:
     def whole(self) -> bytes | None:
         """The body, once every byte of it is in memory and none was streamed away."""
         if self._whole is None and self._is_complete and not self._is_streaming:
-            self._whole = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            self._pieces.clear()
+            pieces, self._pieces = self._pieces, None
+            self._whole = b"".join(pieces or ())
         return self._whole
 
     @property

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 from router_core import Headers, Reject, Worker
 
 WORKER, RANK = "x-base-worker-id", "x-target-dp-rank"
 ONCE, HARD, STICKY = "x-force-pin-once", "x-hard-pin", "x-is-sticky"
 _NAMES: Final = {name.encode(): name for name in (WORKER, RANK, ONCE, HARD, STICKY)}
-_TOLD: Final = (WORKER.encode(), RANK.encode())
+_WORKER_FIELD: Final = WORKER.encode()
+_RANK_FIELD: Final = RANK.encode()
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 _WORKER_NAME = re.compile(r"^[\x21-\x7e]{1,2048}$")
 _RANK_NUMBER = re.compile(r"^\d{1,6}$")
@@ -48,8 +49,8 @@ NO_WISH: Final = Wish()
 
 def read_wish(headers: Headers, *, pins_are_hard: bool) -> Wish:
     """Reads the headers of a request. Raises Reject (400) naming the one that is wrong."""
-    for pair in cast("list[tuple[bytes, ...]]", headers.raw):
-        if pair[0] in _NAMES:
+    for field, _ in headers.raw:
+        if field in _NAMES:
             break
     else:
         return NO_WISH  # as most often
@@ -92,10 +93,5 @@ def pinned_workers(pin: Pin, found: Sequence[Worker]) -> list[Worker]:
 
 def tell_worker(worker: Worker, headers: Headers) -> None:
     """Says in an answer where it came from, in the words of a pin; whatever the worker itself said there goes."""
-    fields = headers.raw
-    for pair in cast("list[tuple[bytes, ...]]", fields):
-        if pair[0] in _TOLD:
-            fields[:] = [pair for pair in fields if pair[0] not in _TOLD]
-            break
-    fields.append((_TOLD[0], worker.base_id.encode()))
-    fields.append((_TOLD[1], str(worker.dp_rank).encode() if worker.dp_rank else b"0"))
+    headers.set_raw(_WORKER_FIELD, worker.base_id.encode())
+    headers.set_raw(_RANK_FIELD, str(worker.dp_rank or 0).encode())

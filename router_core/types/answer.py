@@ -140,7 +140,7 @@ class Answer:
 
 def _check(chunks: object) -> None:
     """Raises TypeError for what is no stream: an ``async for`` over it ends the process where mypyc compiled it."""
-    if chunks is not None and not isinstance(chunks, Arriving) and not hasattr(chunks.__class__, "__aiter__"):
+    if chunks is not None and not hasattr(chunks.__class__, "__aiter__"):
         raise TypeError(f"chunks are an asynchronous iterator of bytes, not {chunks!r}")
 
 
