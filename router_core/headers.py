@@ -14,7 +14,7 @@ from typing import Final, cast
 
 RawHeaders = list[tuple[bytes, bytes]]
 Boxed = list[tuple[bytes, ...]]
-"""The same, for a loop that passes pairs on: compiled, a pair of known length is taken apart and put together anew."""
+"""The same, where a loop passes pairs on, or is hot: compiled, pairs of known length are taken apart and made anew."""
 
 HOP_BY_HOP: Final = frozenset(
     (
@@ -80,8 +80,8 @@ class Headers:
     def set_raw(self, name: bytes, value: bytes) -> None:
         """`set` with a lower-case name and a value that are known to be fit to send."""
         raw = self.raw
-        for field, _ in raw:
-            if field == name:
+        for pair in cast("Boxed", raw):
+            if pair[0] == name:
                 raw[:] = [pair for pair in raw if pair[0] != name]
                 break
         raw.append((name, value))
